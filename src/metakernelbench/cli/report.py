@@ -1,0 +1,74 @@
+"""`mkb report`: an experiment's outcome as one HTML file, or its tables as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from metakernelbench.cli import output
+from metakernelbench.cli.output import ExitCode
+from metakernelbench.errors import UserError
+
+if TYPE_CHECKING:
+    from metakernelbench.report.study import Study
+    from metakernelbench.store.store import Store
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def report(
+    experiment: Annotated[str, typer.Argument(help="The experiment's TOML file, or its name in --store.")],
+    store: Annotated[
+        str | None, typer.Option(help="Folder or database URL of the store; by default the one the file names.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The HTML file to write; by default NAME.html here.")] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the tables instead (keys: experiment, rehearsal, tables, comparisons, attempts)."
+        ),
+    ] = False,
+) -> None:
+    """Write an experiment's outcome as one HTML file that needs nothing else."""
+    study = _study(experiment, store)
+    if as_json:
+        from metakernelbench.report.tables import as_json as tables_as_json
+
+        output.print_json(tables_as_json(study))
+        raise typer.Exit(ExitCode.OK)
+    from metakernelbench.report.page import render
+
+    path = out or Path(f"{study.name}.html")
+    try:
+        with output.stderr.status("writing the report"):
+            path.write_text(render(study), encoding="utf-8")
+        output.stdout.print(str(path), markup=False, soft_wrap=True)
+    except OSError as error:
+        hint = "choose another place with --out"
+        raise UserError(f"cannot write {error.filename}: {error.strerror}", hint=hint) from error
+
+
+def _study(experiment: str, location: str | None) -> Study:
+    from metakernelbench.report.study import study_from_store
+
+    store, name = opened(experiment, location)
+    with store:
+        return study_from_store(store, name)
+
+
+def opened(experiment: str, location: str | None) -> tuple[Store, str]:
+    """The store of an experiment, and the experiment's name in it. A file says where its store is; a name needs
+    --store."""
+    from metakernelbench.experiments.loading import open_store
+    from metakernelbench.experiments.spec import load_spec
+    from metakernelbench.store.store import Store
+
+    if experiment.endswith(".toml"):
+        spec = load_spec(Path(experiment), store=location)
+        return open_store(spec), spec.name
+    if location is None:
+        raise UserError(f"`{experiment}` is not a TOML file, so its store is not known", hint="give it with --store")
+    return Store.open(location), experiment
