@@ -1,0 +1,39 @@
+"""Keeps compiled kernels in functools' cache, keyed by shapes.
+
+problem: p28
+dsl: tirx
+devices: cpu
+"""
+
+import functools
+
+import torch
+import tvm
+from tvm.script import tirx as T
+
+
+@functools.lru_cache(maxsize=16)
+def make(rows, width):
+    @T.prim_func
+    def rms(
+        H: T.Buffer((rows, width), "float32"),
+        R: T.Buffer((rows, width), "float32"),
+        W: T.Buffer((width,), "float32"),
+        O: T.Buffer((rows, width), "float32"),
+    ):
+        total = T.alloc_buffer((1,), "float32")
+        for i in T.serial(rows):
+            total[0] = T.float32(0)
+            for j in T.serial(width):
+                total[0] = total[0] + (H[i, j] + R[i, j]) * (H[i, j] + R[i, j])
+            for j in T.serial(width):
+                O[i, j] = (H[i, j] + R[i, j]) / T.sqrt(total[0] / T.float32(width) + T.float32(1e-5)) * W[j]
+
+    return tvm.compile(tvm.IRModule({"main": rms}), target="llvm")
+
+
+def solve(hidden_states, residual, weight):
+    run = make(*hidden_states.shape)
+    out = torch.empty(hidden_states.shape)
+    run(hidden_states.float(), residual.float(), weight.float(), out)
+    return out.to(hidden_states.dtype)
