@@ -1,0 +1,1 @@
+"""NVIDIA Warp as a kernel language of MetaKernelBench."""

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from metakernelbench.dsls import dsl
+from metakernelbench.grading.rules import check
+
+VIOLATIONS = {
+    "import os": "forbidden-import",
+    "import numpy as np": "forbidden-import",
+    "from . import helper": "forbidden-import",
+    "from torch.nn.functional import *": "forbidden-import",
+    "import metakernelbench.problems": "forbidden-import",
+    "import logging\nlogging.os.getcwd()": "forbidden-import",
+    "import importlib": "dynamic-import",
+    "__import__('os')": "dynamic-import",
+    "import triton": "other-compiler",
+    "import torch\ntorch.compile(None)": "other-compiler",
+    "import torch as t\nf = t.compile\nf(None)": "other-compiler",
+    "import torch\na, b = torch, 1\na.jit.script(None)": "other-compiler",
+    "import torch\ngetattr(torch, 'com' + 'pile')": "other-compiler",
+    "from torch.utils import cpp_extension": "other-compiler",
+    "from torch.utils.cpp_extension import load_inline": "other-compiler",
+    "def f(x):\n    return x._inductor": "other-compiler",
+    "import torch\ntorch.cuda.CUDAGraph()": "cuda-graph",
+    "import torch\nwith torch.cuda.graph(None): pass": "cuda-graph",
+    "import torch\nc = torch.cuda\nc.make_graphed_callables": "cuda-graph",
+    "import torch._vendor.quack": "library-kernel",
+    "import torch\ntorch._C._jit_set_profiling_mode(False)": "forbidden-attribute",
+    "import torch\ntorch.cuda.cudart()": "forbidden-attribute",
+    "import tvm\ntvm.get_global_func('runtime.ModuleLoadFromFile')": "forbidden-attribute",
+    "from tvm import topi": "forbidden-attribute",
+    "import cuda.bindings.driver as driver\ndriver.cuModuleLoadData": "forbidden-attribute",
+    "import torch\ngetattr(torch, input_name)": "dynamic-code",
+    "g = getattr\ng(1, 'x')": "dynamic-code",
+    "eval('1')": "dynamic-code",
+    "exec = exec\nexec('import os')": "dynamic-code",
+    "compile('1', 'x', 'eval')": "dynamic-code",
+    "(lambda: 0).__globals__": "dunder-access",
+    "().__class__.__bases__": "dunder-access",
+    "def f(e): return e.tb_frame": "dunder-access",
+    "globals()['x'] = 1": "dunder-access",
+    "getattr(f, '__code__')": "dunder-access",
+    "import torch\nmatch torch:\n    case object(__dict__=d):\n        pass": "dunder-access",
+    "import torch\nmatch torch:\n    case object(os=o):\n        pass": "forbidden-import",
+    "def f(x):\n    match x:\n        case object(f_globals=g):\n            return g": "dunder-access",
+    "__builtins__": "dunder-access",
+    "import torch\ntorch.Tensor.to = None": "monkeypatch",
+    "import torch\nsetattr(torch, 'add', None)": "monkeypatch",
+    "import torch\ndel torch.add": "monkeypatch",
+    "import torch\ntorch.library.Library('aten', 'IMPL')": "monkeypatch",
+    "class T:\n    def __torch_function__(self): pass": "monkeypatch",
+    "open('/proc/self/mem', 'wb')": "file-access",
+    "import torch\ntorch.load('x')": "file-access",
+    "s = '__global__ void k() {}'": "inline-source",
+    "s = 'extern ' + '\"C\" int f();'": "inline-source",
+    "s = '.version 8.0\\n.target sm_90'": "inline-source",
+    f"s = '{'QUFB' * 1200}'": "inline-source",
+}
+
+HONEST = {
+    "caches and decorators": """
+import functools, math
+import torch
+@functools.lru_cache(maxsize=None)
+def compiled(shape, dtype): return math.prod(shape)
+cache = {}
+def solve(x):
+    key = (x.shape, x.dtype)
+    if key not in cache: cache[key] = compiled(*key)
+    return x
+""",
+    "names of built-ins for one's own functions": """
+def compile(shape): return shape
+def solve(x):
+    open = compile(x.shape)
+    for input in open: pass
+    return x
+""",
+    "streams": """
+import torch
+import cuda.bindings.driver as cuda
+from cuda.bindings.driver import CUstream
+def solve(x):
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    cuda.CUstream(torch.cuda.current_stream().cuda_stream)
+    torch.cuda.current_stream().wait_stream(side)
+    return x
+""",
+    "the forbidden merely mentioned": '''
+"""Never calls torch.compile, exec() or load_inline; no __global__ void kernel here."""
+import torch  # torch.jit, ctypes, os.system
+def solve(x):
+    """`torch.cuda.CUDAGraph` would be nice."""
+    if x.dim() > 9: raise ValueError("exec and eval and torch.compile are not needed")
+    return x
+''',
+    "classes, dataclasses, try and pass": """
+from __future__ import annotations
+from dataclasses import dataclass
+import torch
+@dataclass(frozen=True)
+class Plan:
+    rows: int
+    def __post_init__(self): object.__setattr__(self, 'rows', int(self.rows))
+    def __call__(self, x): return x
+def solve(x):
+    try:
+        return Plan(3)(x)
+    except RuntimeError:
+        pass
+    return x
+""",
+    "eager parts, low-precision products and settings": """
+import torch
+import torch.nn.functional as F
+torch.backends.cuda.matmul.allow_tf32 = True
+def solve(x, w):
+    y = torch._scaled_mm(x, w) + F.silu(x) + torch.ops.aten.add(x, x)
+    torch._foreach_add_([y], 1)
+    return getattr(y, 'T').contiguous(), y.data_ptr()
+""",
+    "logging": """
+import logging, time, warnings
+log = logging.getLogger(__name__)
+def solve(x):
+    start = time.perf_counter()
+    log.info('took %s', time.perf_counter() - start)
+    return x
+if __name__ == "__main__":
+    print(solve(1))
+""",
+    "TIRx": """
+import tvm
+from tvm.script import tirx as T
+@T.prim_func
+def f(a: T.handle):
+    n = T.int32()
+    A = T.match_buffer(a, (n,), "float32")
+    for i in T.serial(n):
+        A[i] = A[i] + T.float32(1)
+exe = tvm.compile(tvm.IRModule({"main": f}), target="llvm")
+def solve(x):
+    exe(x)
+    return x
+""",
+}
+
+
+@pytest.mark.parametrize("source", VIOLATIONS)
+def test_violation_has_its_code_and_line(source: str) -> None:
+    found = check(ast.parse(source), dsl.load("tirx"))
+    assert VIOLATIONS[source] in [item.code for item in found]
+    assert all(item.line is not None and 1 <= item.line <= source.count("\n") + 1 for item in found)
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_patterns_are_no_violation(name: str) -> None:
+    assert check(ast.parse(HONEST[name]), dsl.load("tirx")) == []
+
+
+def test_each_violation_is_told_once_in_the_order_of_the_lines() -> None:
+    found = check(ast.parse("import os\nimport ctypes\nimport os\neval('1')\neval('2')"), dsl.load("tirx"))
+    assert [(item.code, item.line) for item in found] == [
+        ("forbidden-import", 1),
+        ("forbidden-import", 2),
+        ("dynamic-code", 4),
+    ]
+
+
+def test_deep_trees_are_no_trouble() -> None:
+    source = "import torch\nx = " + "torch" + ".a" * 900 + "\ny = " + " + ".join(["'a'"] * 900)
+    assert check(ast.parse(source), dsl.load("tirx")) == []
