@@ -68,6 +68,25 @@ def test_a_buffer_that_is_still_to_be_looked_at_is_not_used_again() -> None:
     transport.close()
 
 
+def test_the_only_pair_of_buffers_is_looked_at_before_it_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from metakernelbench.grading import transport
+    from metakernelbench.grading.buffers import Form
+
+    monkeypatch.setattr(transport, "_MOST_OF_THE_GPU", 0)
+    x = torch.ones(8, device="cuda")
+    form = Form.of(("y",), (x,), x)
+    carrier = transport.IpcTransport(form)
+    for late in (False, True):
+        kept = carrier.pack((x,), form)
+        kept.collect()
+        kept.target.fill_(3 if late else 0xFF)
+        carrier.pack((x,), form, kept)
+        assert kept.unchanged() is not late
+    carrier.close()
+
+
 @pytest.mark.parametrize("exploit", samples(EXPLOITS, "cuda"), ids=lambda exploit: exploit.path.stem)
 def test_exploit_is_refused_with_its_code(verifier: VerifierProcess, exploit: Sample) -> None:
     outcome = attempt(verifier, exploit, "cuda")

@@ -14,6 +14,8 @@ from metakernelbench.grading.contract import CONTRACT
 from metakernelbench.grading.verdict import Comparison
 from metakernelbench.problems.problem import Inputs, Outputs
 
+_PART = 1 << 26
+"""Elements compared at a time."""
 _PROMOTED = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -90,25 +92,34 @@ def compare(
             elements=expected.numel(),
             passed=unequal == 0,
         )
-    u, v, z = actual.double(), expected.double(), anchor.double()
-    finite = z.isfinite()
-    zero = z.new_zeros(())
-    own_error = torch.where(finite, (v - z).abs(), zero).max() if z.numel() else zero
-    largest = torch.where(finite, z.abs(), zero).max() if z.numel() else zero
+    own_error, largest, error = torch.zeros(3, dtype=torch.float64, device=anchor.device)
+    for _, v, z in _slices(actual, expected, anchor):
+        finite = z.isfinite()
+        own_error = torch.maximum(own_error, torch.where(finite, (v - z).abs(), 0.0).max())  # a NaN stays
+        largest = torch.maximum(largest, torch.where(finite, z.abs(), 0.0).max())
     allowance = tolerance_factor * max(float(own_error), torch.finfo(expected.dtype).eps * float(largest))
-    difference = torch.where(finite, (u - z).abs(), zero)
-    same_nonfinite = (u == v) | (u.isnan() & v.isnan())
-    wrong = torch.where(finite, ~(difference <= allowance), ~same_nonfinite)
-    mismatches = int(wrong.sum())
-    error = float(difference.nan_to_num(nan=float("inf")).max()) if z.numel() else 0.0
+    mismatches = 0
+    for u, v, z in _slices(actual, expected, anchor):
+        finite = z.isfinite()
+        difference = torch.where(finite, (u - z).abs(), 0.0)
+        same_nonfinite = (u == v) | (u.isnan() & v.isnan())
+        mismatches += int(torch.where(finite, ~(difference <= allowance), ~same_nonfinite).sum())
+        error = torch.maximum(error, difference.nan_to_num(nan=float("inf")).max())
     return Comparison(
         output=name,
-        error=min(error, torch.finfo(torch.float64).max),  # JSON has no infinity
+        error=min(float(error), torch.finfo(torch.float64).max),  # JSON has no infinity
         allowance=allowance,
         mismatches=mismatches,
-        elements=z.numel(),
+        elements=anchor.numel(),
         passed=mismatches == 0,
     )
+
+
+def _slices(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same elements of each, as float64, a part at a time: whole tensors could take more memory than there is."""
+    flat = [x.reshape(-1) for x in tensors]
+    for start in range(0, flat[0].numel(), _PART):
+        yield tuple(x[start : start + _PART].double() for x in flat)
 
 
 def compare_all(

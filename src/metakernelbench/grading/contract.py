@@ -29,7 +29,7 @@ class Contract:
     """The floor on a GPU."""
     clock_floor_cpu_ms: float = 0.2
     """The floor on a CPU, which verifier, worker and everything else share."""
-    timing_tries: int = 3
+    timing_tries: int = 5
     """How often the timed calls are measured before clocks that do not agree count against a submission."""
     max_source_bytes: int = 300_000
     """The largest kernel.py that is read."""

@@ -98,6 +98,8 @@ class Observation:
             self._altered += 1
         else:
             self._alter(_distinct(tensors), launch)
+            if tensors and tensors[0].is_cuda:
+                torch.cuda.empty_cache()  # copies of all arguments can be much of the GPU's memory
 
     def _alter(self, tensors: list[torch.Tensor], launch: Launch) -> None:
         """Run the launch, then change or replace what it wrote."""

@@ -30,7 +30,7 @@ from metakernelbench.grading.profile import DEPENDENCE, Stopwatch, TracedDraw
 from metakernelbench.grading.timed_calls import Side, TimedCalls, stage_of
 from metakernelbench.grading.timing import low
 from metakernelbench.grading.transport import FileTransport, IpcTransport, Transport
-from metakernelbench.grading.verdict import Comparison, Finding, Isolation, Stage, Timing, Verdict
+from metakernelbench.grading.verdict import ClockCheck, Comparison, Finding, Isolation, Stage, Timing, Verdict
 from metakernelbench.problems.problem import Problem
 from metakernelbench.text import harmless
 
@@ -95,6 +95,7 @@ class Grading:
         self._allowances: list[float] = []
         self._handicap_ms = 0.0
         self._contention = Contention(order.device)
+        self._clocks: list[ClockCheck] = []
         self.timing: Timing | None = None
         self.trace: Sequence[TracedDraw] = ()
         """The draws of the timing stage, of all gradings that were timed together."""
@@ -151,6 +152,11 @@ class Grading:
             vectorized=order.final,
         )
 
+    def keep_clocks(self, calls: TimedCalls, side: Side) -> None:
+        """Let the verdict say how the clocks fitted in this try."""
+        if side.fault is None:
+            self._clocks.append(calls.agreement(side).told())
+
     def finish_timing(self, calls: TimedCalls, side: Side) -> None:
         """Keep what was measured of this side, unless it cannot stand."""
         assert self._sandbox is not None
@@ -184,6 +190,8 @@ class Grading:
             self._correctness(self._link_to_time)
         with self._stage(Stage.DEPENDENCE), self._stopwatch.span(DEPENDENCE):
             self._note(Stage.DEPENDENCE, self._dependence().findings())
+        if self._order.device == "cuda":
+            self._end_observed()
 
     @contextmanager
     def _stage(self, stage: Stage) -> Iterator[None]:
@@ -199,7 +207,7 @@ class Grading:
             raise _Ended from None
         except torch.OutOfMemoryError:
             if not self.blamed_for_memory(stage):
-                raise InfrastructureFault("this GPU has too little memory for the problem") from None
+                raise too_little_memory(stage) from None
             raise _Ended from None
         finally:
             self.spent(stage, time.monotonic() - start)
@@ -346,6 +354,13 @@ class Grading:
             link.call(self._transport, self._draws.next().inputs, self._form)
         return link
 
+    def _end_observed(self) -> None:
+        """End the observed workers, whose GPU memory the timed one and the anchors may need."""
+        assert self._sandbox is not None
+        for worker in self._workers[1:]:
+            worker.channel.close()
+            self._sandbox.how_it_ended(worker)  # waits, so that nothing of its ending runs between timed calls
+
     # parts ------------------------------------------------------------------------------------------------------------
 
     @property
@@ -389,6 +404,7 @@ class Grading:
             comparisons=self._comparisons,
             draws_passed=self._draws_passed,
             timing=self.timing if order.final or not faults else None,
+            clocks=tuple(self._clocks),
             final=order.final,
             isolation=Isolation(method=isolation.method, notes=(*isolation.notes, *self._notes)),
             source_sha256=hashlib.sha256(order.kernel).hexdigest() if order.kernel is not None else None,
@@ -404,6 +420,17 @@ class Grading:
             return ""
         self.close()
         return harmless(self._workers[0].output.text())
+
+
+def too_little_memory(stage: Stage) -> InfrastructureFault:
+    """The verifier has no GPU memory left, and the submission is not to blame."""
+    free, total = torch.cuda.mem_get_info()
+    own = torch.cuda.memory_reserved()
+    return InfrastructureFault(
+        f"this GPU has too little memory for the problem: in the stage {stage.value}, the verifier holds "
+        f"{own / 2**30:.0f} of {total / 2**30:.0f} GB, other processes and buffers "
+        f"{(total - free - own) / 2**30:.0f} GB"
+    )
 
 
 def _gpu_versions(device: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from metakernelbench.grading.contract import Contract
 from metakernelbench.grading.head_to_head import Pair
-from metakernelbench.grading.verdict import Timing
+from metakernelbench.grading.verdict import ClockCheck, Timing
 
 _RESAMPLES = 2000
 _SEED = 20_240_229
@@ -104,6 +104,11 @@ class Agreement:
     @property
     def believable(self) -> bool:
         return self.hidden_ms <= self.allowed_ms + min(self.noise_ms, self.most_noise_ms)
+
+    def told(self) -> ClockCheck:
+        """The same for the verdict."""
+        hidden, allowed, noise = (round(x, 4) for x in (self.hidden_ms, self.allowed_ms, self.noise_ms))
+        return ClockCheck(hidden_ms=hidden, allowed_ms=allowed, noise_ms=noise, waited=round(self.waited, 4))
 
     @property
     def undecided(self) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from metakernelbench.errors import InfrastructureFault
-from metakernelbench.grading.stages import Grading
+from metakernelbench.grading.stages import Grading, too_little_memory
 from metakernelbench.grading.verdict import Stage, Verdict
+
+_FIRST_PAUSE_S = 1.0
+"""Before the third try of the timed calls; each further pause is three times as long."""
 
 
 def grade_together(gradings: Sequence[Grading]) -> tuple[Verdict, ...]:
@@ -28,11 +30,14 @@ def grade_together(gradings: Sequence[Grading]) -> tuple[Verdict, ...]:
 def _time(gradings: Sequence[Grading]) -> None:
     """The timing stage of those that have something to time, all of one problem, workload and device.
 
-    It is repeated, with fresh workers, where clocks did not agree, since a disturbed machine can be why. Whoever is at
-    fault meanwhile takes no part any more.
+    It is repeated, with fresh workers, where clocks did not agree, since a disturbed machine can be why; at once, and
+    from then on after ever longer pauses, which a disturbance is less likely to outlast. Whoever is at fault meanwhile
+    takes no part any more.
     """
     tries = gradings[0].tries
     for number in range(tries):
+        if number > 1:
+            time.sleep(_FIRST_PAUSE_S * 3 ** (number - 2))
         asked = [(grading, grading.side(again=number > 0)) for grading in gradings]
         taking_part = [(grading, side) for grading, side in asked if side is not None]
         gradings = [grading for grading, _ in taking_part]
@@ -45,9 +50,10 @@ def _time(gradings: Sequence[Grading]) -> None:
         except torch.OutOfMemoryError:
             if all(grading.blamed_for_memory(Stage.TIMING) for grading in gradings):
                 return
-            raise InfrastructureFault("this GPU has too little memory for the problem") from None
-        for grading in gradings:
+            raise too_little_memory(Stage.TIMING) from None
+        for grading, side in taking_part:
             grading.spent(Stage.TIMING, time.monotonic() - start)
+            grading.keep_clocks(calls, side)
         is_last = calls.believable or number == tries - 1
         for grading, side in taking_part:
             if is_last or side.fault is not None:

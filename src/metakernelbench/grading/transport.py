@@ -24,6 +24,8 @@ from metakernelbench.problems.problem import Inputs
 _ELSEWHERE = 8
 _OFFSETS, _STEP = 256, 256
 """Outputs in memory that a worker has mapped before lie at one of so many places, so many bytes apart."""
+_MOST_OF_THE_GPU = 1 / 16
+"""What a second pair of buffers may take: the anchor of a problem with many weights needs most of the rest."""
 _POISON = 0xFF
 """NaN in every float format, -1 in every signed integer."""
 
@@ -47,6 +49,7 @@ class Parcel:
     buffer: int = 0
     """Which of the transport's buffers carry the call, where it has several."""
     outputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    _seen_unchanged: bool | None = None
 
     def sent(self) -> None:
         """The worker has its own descriptors now."""
@@ -64,9 +67,15 @@ class Parcel:
         return self.outputs
 
     def unchanged(self) -> bool:
-        """Whether the buffer still holds what was collected."""
+        """Whether the buffer still holds what was collected; after `let_go`, whether it did then."""
+        if self._seen_unchanged is not None:
+            return self._seen_unchanged
         now = [slot.tensor_in(self.target).to(self.device) for slot in self.form.outputs]
         return all(torch.equal(_bytes(a), _bytes(b)) for a, b in zip(now, self.outputs, strict=True))
+
+    def let_go(self) -> None:
+        """Look at the buffer for the last time: it is needed for another call."""
+        self._seen_unchanged = self.unchanged()
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +89,7 @@ class Transport(Protocol):
 
     def pack(self, inputs: Inputs, form: Form, keep: Parcel | None = None) -> Parcel:
         """Buffers for one call: its inputs, and poisoned room for its outputs. Those of `keep` stay as they are,
-        because they are still to be looked at."""
+        because they are still to be looked at, or are looked at now where there are no others."""
         ...
 
     def close(self) -> None: ...
@@ -115,18 +124,23 @@ def choose_buffers(free: Sequence[int]) -> int:
 
 
 class IpcTransport:
-    """Raw GPU allocations exported to the worker: two pairs, used in an order that the worker cannot foresee."""
+    """Raw GPU allocations exported to the worker: two pairs, used in an order that the worker cannot foresee, or one
+    where a second would take too much of the GPU."""
 
     def __init__(self, form: Form) -> None:
         self.device = "cuda"
         sizes = (form.input_bytes, form.output_bytes + _OFFSETS * _STEP)
-        self._blocks = [[_Exported(size) for size in sizes] for _ in range(2)]
+        pairs = 2 if sum(sizes) <= _MOST_OF_THE_GPU * torch.cuda.mem_get_info()[1] else 1
+        self._blocks = [[_Exported(size) for size in sizes] for _ in range(pairs)]
 
     def probe(self) -> dict[str, Any]:
         """A block's message, with which a worker can try whether sharing works here."""
         return self._blocks[0][1].message
 
     def pack(self, inputs: Inputs, form: Form, keep: Parcel | None = None) -> Parcel:
+        if keep is not None and len(self._blocks) == 1:
+            keep.let_go()
+            keep = None
         free = [n for n in range(len(self._blocks)) if keep is None or n != keep.buffer]
         chosen = choose_buffers(free)
         source, whole = self._blocks[chosen]

@@ -81,6 +81,20 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClockCheck:
+    """How a worker's clock fitted the verifier's in one try of the timed calls. All in milliseconds a call."""
+
+    hidden_ms: float
+    """What the verifier's clock saw beyond the worker's, less the cost of carrying the tensors."""
+    allowed_ms: float
+    """What the contract allows."""
+    noise_ms: float
+    """What the noise of the machine adds to that."""
+    waited: float
+    """The share of its time for which the reference waited for a processor."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Isolation:
     """What separated the worker from the verifier during this grading."""
 
@@ -110,6 +124,8 @@ class Verdict:
     """Correctness draws passed."""
     timing: Timing | None = None
     """Present when passed, and in a final grading also beside a rule violation, where timing was reached."""
+    clocks: tuple[ClockCheck, ...] = ()
+    """One for every try of the timed calls that came to its end; all but the last were given up."""
     final: bool = False
     """A final grading measures on after a rule violation; a feedback grading ends at the first fault."""
     isolation: Isolation
@@ -151,6 +167,7 @@ class Verdict:
         fields["ended_at"] = Stage(data["ended_at"]) if data["ended_at"] else None
         fields["findings"] = tuple(Finding(**f) for f in data["findings"])
         fields["comparisons"] = tuple(Comparison(**c) for c in data["comparisons"])
+        fields["clocks"] = tuple(ClockCheck(**c) for c in data.get("clocks", ()))
         fields["isolation"] = Isolation(method=data["isolation"]["method"], notes=tuple(data["isolation"]["notes"]))
         if timing := data["timing"]:
             lists = ("implementation_ms", "eager_ms", "vectorized_ms", "speedup_interval")

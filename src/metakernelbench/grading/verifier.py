@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import torch
@@ -152,6 +152,9 @@ class Verifier:
                 with stopwatch.span("ending"):
                     for grading in gradings:
                         grading.close()
+                    if orders[0].device == "cuda":
+                        with suppress(RuntimeError):  # a context that the grading broke has nothing to give back
+                            torch.cuda.empty_cache()  # other processes need it before this one does
                 trace = max((grading.trace for grading in gradings), key=len)
                 self.profile = Profile(seconds=stopwatch.seconds, draws=tuple(trace))
 
