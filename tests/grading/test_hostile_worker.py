@@ -236,7 +236,7 @@ def test_what_a_worker_adds_to_its_answers_changes_no_field(grade: Grader) -> No
     taken_over = f"def send(self, message, descriptors=()):\n    honest_send(self, {{**message, **{added!r}}})\n"
     honest = grade(HONEST)
     other = grade(TAKEN_OVER + taken_over + "Channel.send = send\n" + HONEST)
-    measured = {"timing", "seconds", "source_sha256", "comparisons"}
+    measured = {"timing", "clocks", "seconds", "source_sha256", "comparisons"}
     assert {k: v for k, v in dataclasses.asdict(other).items() if k not in measured} == {
         k: v for k, v in dataclasses.asdict(honest).items() if k not in measured
     }

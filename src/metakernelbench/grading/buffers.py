@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -77,6 +77,14 @@ class Form:
         outputs = [result] if isinstance(result, torch.Tensor) else list(result)
         container = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
         return Form(tuple(names), container, *_lay_out(inputs), *_lay_out(outputs))
+
+    def of_draw(self, inputs: Sequence[Any]) -> Form:
+        """The form of a call with these inputs, whose shapes may vary from draw to draw; the outputs' do not."""
+        shapes = [tuple(x.shape) for x in inputs if isinstance(x, torch.Tensor)]
+        if shapes == [slot.shape for slot in self.inputs if slot.is_tensor]:
+            return self
+        slots, size = _lay_out(inputs)
+        return replace(self, inputs=slots, input_bytes=size)
 
     def to_json(self) -> dict[str, Any]:
         return {

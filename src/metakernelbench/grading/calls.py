@@ -132,9 +132,13 @@ class Link:
         buffers of `keep`, an earlier call's, stay as they are."""
         turns = self._wake() if transport.device != "cpu" else 0
         waited = self._waited_ms()
-        parcel = transport.pack(inputs, form, keep)
+        of_draw = form.of_draw(inputs)
+        parcel = transport.pack(inputs, of_draw, keep)
+        asked = {"op": "call", "mode": mode, **parcel.message}
+        if of_draw is not form:
+            asked["layout"] = [slot.to_json() for slot in of_draw.inputs]
         try:
-            reply = self.request({"op": "call", "mode": mode, **parcel.message}, parcel.descriptors)
+            reply = self.request(asked, parcel.descriptors)
             raise_if_error(reply)
             nanoseconds = _integer(reply, "ns")
             if (structure := reply.get("structure")) is not None:

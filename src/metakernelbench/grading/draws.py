@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import starmap
 from typing import Any
 
@@ -23,6 +23,9 @@ from metakernelbench.grading.profile import Stopwatch
 from metakernelbench.grading.verdict import Comparison
 from metakernelbench.grading.warming import WARMING_NS, Warming
 from metakernelbench.problems.problem import Inputs, Outputs, Problem, copies
+
+_SCARCE = 0.4
+"""The share of the GPU's memory that should be free."""
 
 
 class Draw:
@@ -57,7 +60,7 @@ class Draw:
             return timed(self.problem.vectorized, self.copies(), device).milliseconds
 
     def form(self) -> Form:
-        """What goes in and out of a call on this draw, as of every draw of its workload."""
+        """What goes in and out of a call on this draw. Of other draws of its workload, inputs may differ in shape."""
         return Form.of(self.problem.outputs, self.inputs, self.result())
 
     @property
@@ -65,16 +68,17 @@ class Draw:
         """The reference's outputs."""
         return as_tuple(self.result())
 
-    @cached_property
-    def anchor(self) -> tuple[torch.Tensor, ...]:
-        """The reference on promoted inputs."""
-        with self._stopwatch.span("anchors"), reference_numerics():
-            return anchor_of(self.problem.reference, self.inputs)
-
     def compare(self, actual: Sequence[torch.Tensor]) -> tuple[Comparison, ...]:
-        """The contract's comparison of every output."""
+        """The contract's comparison of every output. The anchor is made for it and not kept: it can take a good part
+        of a GPU's memory."""
+        expected = self.expected
+        with self._stopwatch.span("anchors"), reference_numerics():
+            anchor = anchor_of(self.problem.reference, self.inputs)
         with self._stopwatch.span("comparisons"):
-            return compare_all(self.problem.outputs, tuple(actual), self.expected, self.anchor)
+            found = compare_all(self.problem.outputs, tuple(actual), expected, anchor)
+        del anchor
+        _give_back_if_scarce(self.inputs)
+        return found
 
     def nearly(self, actual: Sequence[torch.Tensor], allowances: Sequence[float]) -> bool:
         """A cheap test without the anchor: is every output within `allowances` of the reference's (equal, for
@@ -105,6 +109,15 @@ class Draws:
         with self._stopwatch.span("inputs"), reference_numerics():
             inputs = self._problem.draw(self._workload, secrets.randbits(48), self._device)
         return Draw(self._problem, inputs, self._stopwatch)
+
+
+def _give_back_if_scarce(inputs: Inputs) -> None:
+    """Give unused GPU memory back where there is little left: pieces of an anchor's size, once cut up for smaller
+    tensors, would not do for the next anchor."""
+    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
+        free, total = torch.cuda.mem_get_info()
+        if free < _SCARCE * total:
+            torch.cuda.empty_cache()
 
 
 def _is_near(actual: torch.Tensor, expected: torch.Tensor, allowance: float) -> bool:

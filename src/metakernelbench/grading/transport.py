@@ -24,6 +24,8 @@ from metakernelbench.problems.problem import Inputs
 _ELSEWHERE = 8
 _OFFSETS, _STEP = 256, 256
 """Outputs in memory that a worker has mapped before lie at one of so many places, so many bytes apart."""
+_ROOM = 1 << 20
+"""What the inputs of a draw may take beyond those of the first, where their shapes vary."""
 _MOST_OF_THE_GPU = 1 / 16
 """What a second pair of buffers may take: the anchor of a problem with many weights needs most of the rest."""
 _POISON = 0xFF
@@ -129,7 +131,7 @@ class IpcTransport:
 
     def __init__(self, form: Form) -> None:
         self.device = "cuda"
-        sizes = (form.input_bytes, form.output_bytes + _OFFSETS * _STEP)
+        sizes = (form.input_bytes + _ROOM, form.output_bytes + _OFFSETS * _STEP)
         pairs = 2 if sum(sizes) <= _MOST_OF_THE_GPU * torch.cuda.mem_get_info()[1] else 1
         self._blocks = [[_Exported(size) for size in sizes] for _ in range(pairs)]
 
@@ -143,6 +145,8 @@ class IpcTransport:
             keep = None
         free = [n for n in range(len(self._blocks)) if keep is None or n != keep.buffer]
         chosen = choose_buffers(free)
+        if form.input_bytes > self._blocks[chosen][0].size:
+            raise ValueError(f"a draw's inputs take {form.input_bytes} bytes, far more than those of the first draw")
         source, whole = self._blocks[chosen]
         whole.block.fill_(_POISON)
         offset = _STEP * secrets.randbelow(_OFFSETS)
@@ -166,6 +170,7 @@ class IpcTransport:
 
 class _Exported:
     def __init__(self, size: int) -> None:
+        self.size = size
         self.pointer, self.block = cuda_ipc.allocate(size)
         self.message = {"handle": cuda_ipc.export(self.pointer), "size": size}
 

@@ -144,7 +144,9 @@ class _Worker:
         """One call of `solve`: map the inputs, run it between two clock readings, keep the outputs to deliver them."""
         assert self._solve is not None, "load before call"
         inputs = self._map(message["inputs"], iter(descriptors))
-        arguments = self._arguments(inputs, message["values"])
+        layout = message.get("layout")  # where this draw's inputs have other shapes than the first's
+        slots = self._inputs if layout is None else [Slot.from_json(item) for item in layout]
+        arguments = self._arguments(slots, inputs, message["values"])
         if self._observation is not None:
             self._observation.begin(message["mode"], [x for x in arguments if isinstance(x, torch.Tensor)])
         nanoseconds, result = self._timed(self._solve, arguments)
@@ -177,11 +179,11 @@ class _Worker:
         self._inputs = [Slot.from_json(item) for item in form["inputs"]]
         self._outputs = [Slot.from_json(item) for item in form["outputs"]]
 
-    def _arguments(self, block: torch.Tensor, values: Sequence[Any]) -> list[Any]:
+    def _arguments(self, slots: Sequence[Slot], block: torch.Tensor, values: Sequence[Any]) -> list[Any]:
         """What `solve` is called with. Tensors that came through a file go to the GPU where its memory is not
         shared."""
         numbers = iter(values)
-        arguments = [slot.tensor_in(block) if slot.is_tensor else next(numbers) for slot in self._inputs]
+        arguments = [slot.tensor_in(block) if slot.is_tensor else next(numbers) for slot in slots]
         if block.device.type == self._device:
             return arguments
         return [x.to(self._device) if isinstance(x, torch.Tensor) else x for x in arguments]
