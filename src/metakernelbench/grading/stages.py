@@ -38,7 +38,7 @@ type Progress = Callable[[str], None]
 """Told what the grading does now, in a word or two."""
 
 _PROBE_PATIENCE_S = 60.0
-_HANDICAP_CALLS = 24
+_HANDICAP_CALLS = {"cpu": 24, "cuda": 48}
 _MUCH_OF_THE_GPU = 0.25
 
 
@@ -261,15 +261,16 @@ class Grading:
         """How much more than the control the worker to be timed needs for carrying, while it does the control's
         work."""
         link = Link(self._workers[0].channel, Budget(_PROBE_PATIENCE_S))
+        calls = _HANDICAP_CALLS[self._order.device]
         own, control = [], []
         try:
             link.request(echo(self._form, self._order.device))
-            for _ in range(_HANDICAP_CALLS):
+            for _ in range(calls):
                 own.append(link.call(self._transport, draw.inputs, self._form).carrying_ms)
                 control.append(self._control.call(self._transport, draw.inputs, self._form).carrying_ms)
         except SubmissionFault as fault:
             raise InfrastructureFault(f"a worker does not work: {fault.finding.message}") from None
-        warm = slice(_HANDICAP_CALLS // 4, None)
+        warm = slice(calls // 4, None)
         return max(0.0, low(own[warm]) - low(control[warm]))
 
     def _choose_transport(self) -> Transport:

@@ -31,6 +31,7 @@ _clock = time.perf_counter_ns
 _copy = torch.Tensor.copy_
 _MAX_TEXT = 4000
 """Characters: escaped as JSON, twelve bytes each at worst, they fit a message."""
+_NOTHING_SEEN = {"launches": 0, "foreign": "", "altered": 0, "events": list[Any]()}
 _MAX_TENSORS = 32
 _MAX_DIMENSIONS = 16
 
@@ -88,8 +89,9 @@ class _Worker:
         self._warming: Warming | None = None
 
     def observed(self) -> dict[str, Any]:
-        """What the observation saw since the last answer; nothing in a timed worker."""
-        return self._observation.take() if self._observation is not None else {}
+        """What the observation saw since the last answer. Without one, as in the control, an answer of the same size,
+        so that carrying it costs the same."""
+        return self._observation.take() if self._observation is not None else dict(_NOTHING_SEEN)
 
     # operations -------------------------------------------------------------------------------------------------------
 
