@@ -69,6 +69,14 @@ def test_outputs_must_be_named_once_each():
     assert "name each once" in failures(p28(outputs=("a", "b")))["outputs"]
 
 
+def test_outputs_have_the_same_shape_in_every_draw():
+    def as_many_as_are_positive(hidden_states, residual, weight):
+        normalised = load("p28").reference(hidden_states, residual, weight)
+        return normalised[: 1 + int((hidden_states[:, 0] > 0).sum())]
+
+    assert "dtype or shape" in failures(p28(reference=as_many_as_are_positive))["outputs"]
+
+
 def test_a_generator_of_its_own_breaks_determinism():
     generator = torch.Generator()
 

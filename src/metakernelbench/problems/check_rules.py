@@ -48,7 +48,8 @@ def _described(subject: Subject) -> str:
 
 
 def _outputs(subject: Subject) -> str:
-    """OUTPUTS names what `reference` returns, and every draw gives the same dtypes."""
+    """OUTPUTS names what `reference` returns, and every draw gives the same dtypes and shapes, since the verifier makes
+    room for them once."""
     names, first = subject.problem.outputs, subject.expected[0]
     if len(names) != len(first) or len(set(names)) != len(names):
         raise Wrong(f"`reference` returns {len(first)} outputs and OUTPUTS has {names}: name each once, in order")
@@ -58,8 +59,8 @@ def _outputs(subject: Subject) -> str:
                 raise Wrong(f"output `{name}` is a {type(output).__name__}: return a plain torch.Tensor")
             if output.device.type != subject.device.type:
                 raise Wrong(f"output `{name}` is on {output.device}: compute it on the device of the inputs")
-            if (output.dtype, output.dim()) != (other.dtype, other.dim()):
-                raise Wrong(f"output `{name}` changes its dtype or rank from draw to draw: return the same always")
+            if (output.dtype, output.shape) != (other.dtype, other.shape):
+                raise Wrong(f"output `{name}` changes its dtype or shape from draw to draw: return the same always")
     return ", ".join(f"{n} {list(o.shape)} {o.dtype}".replace("torch.", "") for n, o in zip(names, first, strict=True))
 
 
