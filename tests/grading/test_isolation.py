@@ -11,8 +11,11 @@ from metakernelbench.dsls import dsl
 from metakernelbench.grading.calls import Budget, Link, SubmissionFault, load
 from metakernelbench.grading.draws import Draws
 from metakernelbench.grading.isolation import Host, Sandbox
+from metakernelbench.grading.launching import bubblewrap_problem
 from metakernelbench.problems import catalog
 from tests.grading.support import SMUGGLED
+
+METHODS = ["process", *(["bubblewrap"] if bubblewrap_problem() is None else [])]
 
 
 def running(mark: str) -> list[str]:
@@ -54,6 +57,34 @@ def solve(): pass
     sandbox.close()
     assert not running("mkb-escaped")
     assert not host.runtime.exists()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_worker_can_be_ended_in_the_middle_of_an_endless_call(method: str) -> None:
+    plugin = dsl.load("triton")
+    form = Draws(catalog.load("p28"), "smoke", "cpu").next().form()
+    host = Host(plugin, "cpu", method=method)
+    sandbox = Sandbox(host)
+    try:
+        endless, other = sandbox.fork(), sandbox.fork()
+        mark = f"endless-{method}"[:15]
+        source = f"""
+descriptor = os.open("/proc/self/comm", os.O_WRONLY)
+os.write(descriptor, b"{mark}")
+while True: pass
+def solve(): pass
+"""
+        with pytest.raises(SubmissionFault):
+            link = Link(endless.channel, Budget(3.0))
+            load(link, (SMUGGLED + source).encode(), plugin, form, "cpu", observed=True)
+        assert running(mark)
+        sandbox.end(endless)
+        assert not running(mark)
+        load(Link(other.channel, Budget(60.0)), b"def solve(): pass", plugin, form, "cpu", observed=False)
+        sandbox.end(other)  # one that waits for a request ends by itself
+    finally:
+        sandbox.close()
+        host.close()
 
 
 def test_worker_that_answers_nonsense_is_refused() -> None:

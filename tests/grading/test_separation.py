@@ -31,7 +31,9 @@ PROBES = {
     "new user namespaces": "can_unshare()",
 }
 if seccomp.program() is not None:
-    PROBES["calls that only an attacker needs"] = f"not all(map(is_refused, {list(seccomp.REFUSED.values())}))"
+    CALLS = [*seccomp.REFUSED.values(), *seccomp.REFUSED_TO_WORKERS.values()]
+    PROBES["calls that only an attacker needs"] = f"not all(map(is_refused, {CALLS}))"
+    PROBES["sockets of a network"] = "any(map(can_open_socket, (2, 10, 16, 40))) or not can_open_socket(1)"
 
 HELPERS = """
 def open_text(path):
@@ -41,6 +43,14 @@ def open_text(path):
 def is_refused(number):
     ctypes = modules['importlib'].import_module('ctypes')
     return ctypes.CDLL(None, use_errno=True).syscall(number, -1, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == 1
+
+def can_open_socket(family):
+    socket = modules['importlib'].import_module('socket')
+    try:
+        socket.socket(family, socket.SOCK_DGRAM).close()
+    except PermissionError:
+        return False
+    return True
 
 def can_unshare():
     try:

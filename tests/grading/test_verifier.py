@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -127,8 +128,10 @@ def test_honest_but_unusual_kernels_pass(grade: Grader, name: str) -> None:
 def test_time_that_nobody_claims_is_found(grade: Grader) -> None:
     lie = SMUGGLED + "modules['metakernelbench.grading.worker']._clock = iter(range(0, 10**9, 1000)).__next__\n"
     slow = HONEST.replace("    rms(", "    modules['time'].sleep(0.01)\n    rms(")
-    verdict = grade(lie + slow)
+    verdict = grade(lie + slow, contract=replace(QUICK, timing_tries=2))
     assert (verdict.ended_at, verdict.code) == (Stage.TIMING, "clock-disagreement")
+    assert len(verdict.clocks) == 2
+    assert all(told.hidden_ms > told.allowed_ms + told.noise_ms for told in verdict.clocks)
     assert grade(SMUGGLED + slow).passed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
@@ -18,6 +18,8 @@ _LOADER = "it loads or launches binaries that were not compiled from this file"
 _HOOK = "it changes how kernels are compiled or launched"
 _BY_NAME = "it reaches every function of the runtime by name, loaders and compilers included"
 _LIBRARY = "it holds or generates kernels that are not yours"
+_BY_OPERATION = "an operation of any kind is made by its name; use the functions of `tvm.script.tirx`"
+_BUILDER = "programs are written with `tvm.script.tirx`, not put together"
 
 # Intrinsics that take source, or call what is not TIRx, in every module under which they can be found.
 _RAW_INTRINSICS = {
@@ -35,10 +37,33 @@ _RAW_INTRINSICS = {
     "tvm_call_cpacked_lowered": _FOREIGN_CODE,
     "anylist_setitem_call_packed": _FOREIGN_CODE,
     "anylist_setitem_call_cpacked": _FOREIGN_CODE,
+    "call_intrin": _BY_OPERATION,
+    "Call": _BY_OPERATION,
     "register_script_namespace": _HOOK,
     "nvshmem": "one GPU is all there is",
 }
 _SCRIPT_MODULES = ("tvm.script.tirx", "tvm.tirx", "tvm.tirx.op", "tvm.tirx.script", "tvm.tirx.script.builder")
+
+_FOREIGN_OPERATIONS = frozenset(
+    f"tirx.{name}"
+    for name in (
+        "call_extern",
+        "call_pure_extern",
+        "tvm_call_packed",
+        "tvm_call_packed_lowered",
+        "tvm_call_cpacked",
+        "tvm_call_cpacked_lowered",
+        "tvm_call_trace_packed",
+        "tvm_call_trace_packed_lowered",
+        "anylist_setitem_call_packed",
+        "anylist_setitem_call_cpacked",
+    )
+)
+"""What a program calls that is not TIRx: any function of the process, of the C library or of the Python interpreter."""
+_FOREIGN_PRAGMA = "pragma_import_"
+"""Begins the name of an attribute that brings C or LLVM source along."""
+
+_OWN_PASSES = "tirx.add_lower_pass"
 
 type _Origins = dict[int, tuple[str, Any]]
 """Handle of a compiled module → the file that had it compiled, and the module, which keeps the handle from reuse."""
@@ -51,6 +76,9 @@ class TirxDsl(Dsl):
     imports = frozenset({"tvm", "tvm_ffi"})
     forbidden: ClassVar[Mapping[str, str]] = {
         **{f"{module}.{name}": why for module in _SCRIPT_MODULES for name, why in _RAW_INTRINSICS.items()},
+        "tvm.tirx.op.Op": _BY_OPERATION,
+        "tvm.tirx.expr.Call": _BY_OPERATION,
+        "tvm.tirx.TilePrimitiveCall": _BY_OPERATION,
         "tvm.tirx.build": "compile with `tvm.compile`, which the grader observes",
         "tvm.tirx.bench": _HOOK,
         "tvm.tirx.script.builder.external_kernel": _RAW_CODE,
@@ -68,6 +96,18 @@ class TirxDsl(Dsl):
         "tvm.register_global_func": _HOOK,
         "tvm.get_global_func": _BY_NAME,
         "tvm.ir.instrument": _HOOK,
+        "tvm.ir.register_intrin_lowering": _HOOK,
+        "tvm.ir.register_op_attr": _HOOK,
+        "tvm.ir.Op": _BY_OPERATION,
+        "tvm.ir.op": _BY_OPERATION,
+        "tvm.ir.EnvFunc": _BY_NAME,
+        "tvm.ir.make_node": _BUILDER,
+        "tvm.ir.load_json": _BUILDER,
+        "tvm.ir.json_compact": _BUILDER,
+        "tvm.script.parser": _BUILDER,
+        "tvm.script.ir_builder": _BUILDER,
+        "tvm.script.register_dialect": _HOOK,
+        "tvm.register_object": _HOOK,
         "tvm.instrument": _HOOK,
         "tvm.runtime.load_module": _LOADER,
         "tvm.runtime.load_static_library": _LOADER,
@@ -119,14 +159,47 @@ class TirxDsl(Dsl):
 
 
 def _remembering(compile_: Callable[..., Any], origins: _Origins) -> Callable[..., Any]:
-    """`tvm.compile`, noting which file asked for it."""
+    """`tvm.compile`, noting which file asked for it. Raises `ValueError` for a program that is not TIRx all through,
+    however it was put together."""
 
     def remembering_compile(*args: Any, **kwargs: Any) -> Any:
+        for given in (*args, *kwargs.values()):
+            _refuse_foreign_code(given)
+        _refuse_own_passes(args, kwargs)
         compiled = compile_(*args, **kwargs)
         origins[compiled.mod.__chandle__()] = sys._getframe(1).f_code.co_filename, compiled
         return compiled
 
     return remembering_compile
+
+
+def _refuse_foreign_code(program: Any) -> None:
+    """Raise `ValueError` where a function calls what is not TIRx, or brings source of another language along."""
+    from tvm.ir import IRModule
+    from tvm.tirx import AttrStmt, Call, PrimFunc
+    from tvm.tirx.stmt_functor import post_order_visit
+
+    def visit(node: Any) -> None:
+        if isinstance(node, Call) and (name := getattr(node.op, "name", "")) in _FOREIGN_OPERATIONS:
+            raise ValueError(f"`{name}` in a kernel: {_FOREIGN_CODE}")
+        if isinstance(node, AttrStmt) and node.attr_key.startswith(_FOREIGN_PRAGMA):
+            raise ValueError(f"`{node.attr_key}` in a kernel: {_RAW_CODE}")
+
+    functions = program.functions.values() if isinstance(program, IRModule) else [program]
+    for function in functions:
+        if isinstance(function, PrimFunc):
+            post_order_visit(function.body, visit)
+
+
+def _refuse_own_passes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise `ValueError` where a pass of the submission would rewrite its program after that was looked at."""
+    from tvm.ir.transform import Pass, PassContext
+
+    given = [*args, *kwargs.values()]
+    if any(isinstance(x, Pass) or (callable(x) and not isinstance(x, str)) for x in given):
+        raise ValueError(f"a pass or pipeline that is an object: {_HOOK}; name one of the compiler's own")
+    if _OWN_PASSES in PassContext.current().config:
+        raise ValueError(f"`{_OWN_PASSES}`: {_HOOK}")
 
 
 def _observed_lookup(

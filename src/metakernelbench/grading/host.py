@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import socket
 import sys
 import time
@@ -43,6 +44,10 @@ def main(arguments: list[str]) -> None:
         if message["op"] == "fork":
             channel.send({"op": "forked", "pid": _fork_worker(message, descriptors, channel)})
         elif message["op"] == "status":
+            channel.send({"op": "status", **_how_it_ended(message["pid"])})
+        elif message["op"] == "kill":
+            with suppress(ProcessLookupError):
+                os.kill(message["pid"], signal.SIGKILL)
             channel.send({"op": "status", **_how_it_ended(message["pid"])})
 
 
@@ -113,13 +118,13 @@ def _limit(limits: dict[str, int]) -> None:
 
 
 def _how_it_ended(pid: int, patience_s: float = 1.0) -> dict[str, int]:
-    """The signal or exit code with which a worker ended; empty while it runs."""
+    """The signal or exit code with which a worker ended, or that this was told before; empty while it runs."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         try:
             done, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
-            break
+            return {"gone": 1}
         if done:
             return {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else {"exit": os.WEXITSTATUS(status)}
         time.sleep(0.01)

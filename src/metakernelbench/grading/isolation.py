@@ -45,10 +45,12 @@ class Limits:
     """The largest file, and all files together."""
     output_bytes: int = 64 << 20
     """Everything that is printed."""
+    descriptors: int = 1024
+    """Files, sockets and the like that one process has open."""
 
     def as_rlimits(self, device: str) -> dict[str, int]:
         """The limits of each process, by the names of the `resource` module."""
-        limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": self.file_bytes}
+        limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": self.file_bytes, "RLIMIT_NOFILE": self.descriptors}
         return limits | ({"RLIMIT_DATA": self.memory_bytes} if device == "cpu" else {})
 
     @property
@@ -215,10 +217,30 @@ class Sandbox:
         inside = processes.below([worker.pid]) if self._holder_pid is not None else []
         return inside[1] if len(inside) > 1 else worker.pid
 
+    def end(self, worker: Worker) -> None:
+        """End one worker and wait until it is gone, while the others go on. It has a second for it."""
+        worker.channel.close()
+        self._workers.remove(worker)
+        with contextlib.suppress(ChannelClosed, ChannelBroken, ChannelTimeout):
+            if self._status(worker):
+                return
+            if self._holder_pid is None:
+                self._host.ask({"op": "kill", "pid": worker.pid}, patience_s=3.0)
+                return
+            for pid in processes.below([worker.pid])[1:]:  # the host's child only waits for what runs in the sandbox
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._status(worker)
+
+    def _status(self, worker: Worker) -> dict[str, Any]:
+        """What the host knows of a worker's end; empty while it runs."""
+        reply = self._host.ask({"op": "status", "pid": worker.pid}, patience_s=3.0)
+        return {key: value for key, value in reply.items() if key != "op"}
+
     def how_it_ended(self, worker: Worker) -> str:
         """How a worker ended, in words; empty where even the host cannot say."""
         try:
-            return processes.ending(self._host.ask({"op": "status", "pid": worker.pid}, patience_s=3.0))
+            return processes.ending(self._status(worker))
         except (ChannelClosed, ChannelBroken, ChannelTimeout):
             return ""
 

@@ -3,7 +3,8 @@
 It is a program for the kernel's own small machine (classic BPF), as `bwrap --seccomp` takes it. Calls on the list fail
 as if the user had no right to them; everything else goes through. Written for x86-64, where both DSLs run.
 
-The agents' sandboxes start under it, and a worker that entered a sandbox from outside takes it upon itself.
+The agents' sandboxes start under it, and a worker that entered a sandbox from outside takes it upon itself, together
+with calls that an agent's tools need and a kernel does not.
 """
 
 from __future__ import annotations
@@ -39,29 +40,42 @@ REFUSED = {
 }
 """Name → number on x86-64."""
 
+REFUSED_TO_WORKERS = {
+    "epoll_create": 213,
+    "timer_create": 222,
+    "timerfd_create": 283,
+    "epoll_create1": 291,
+}
+"""Thousands of waiters behind one timer are work that interrupts whoever runs just then, and is charged to nobody."""
+_SOCKET, _AF_UNIX = 41, 1
+"""A worker's sockets must be local. The last process that holds a TCP connection can be made to wait while it is
+closed, and a connection that is sent to the verifier is last held there."""
+
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _NO_RIGHT = 0x00050000 | 1  # fail with EPERM
 _X86_64 = 0xC000003E
-_NUMBER, _ARCHITECTURE = 0, 4
-"""Where in its input the program finds the call's number and the architecture it was made for."""
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+"""Where in its input the program finds the call's number, the architecture it was made for, and an argument."""
 _X32_CALLS = 0x40000000
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _MODE_FILTER = 2
 
 
-def program() -> bytes | None:
+def program(*, for_worker: bool = False) -> bytes | None:
     """The filter; None on a machine of another kind, whose numbers are others."""
     if platform.machine() != "x86_64":
         return None
-    numbers = sorted(REFUSED.values())
+    numbers = sorted((REFUSED | REFUSED_TO_WORKERS if for_worker else REFUSED).values())
+    sockets = [(_EQUAL, 0, 2, _SOCKET), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 0, 1, _AF_UNIX)] if for_worker else []
     steps = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _X86_64),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, len(numbers) + 1, 0, _X32_CALLS),
-        *((_EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)),
+        (_AT_LEAST, len(numbers) + len(sockets) + 1, 0, _X32_CALLS),
+        *((_EQUAL, len(numbers) + len(sockets) - place, 0, number) for place, number in enumerate(numbers)),
+        *sockets,
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _NO_RIGHT),
     ]
@@ -75,9 +89,9 @@ class _Program(ctypes.Structure):
 
 
 def install() -> None:
-    """Put this process, and all that it starts, under the filter for good. Raises `OSError` where the kernel has
+    """Put this worker, and all that it starts, under the filter for good. Raises `OSError` where the kernel has
     none."""
-    if (steps := program()) is None:
+    if (steps := program(for_worker=True)) is None:
         return
     held = ctypes.create_string_buffer(steps, len(steps))
     whole = _Program(len(steps) // struct.calcsize("=HBBI"), ctypes.addressof(held))

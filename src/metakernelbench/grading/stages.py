@@ -190,8 +190,7 @@ class Grading:
             self._correctness(self._link_to_time)
         with self._stage(Stage.DEPENDENCE), self._stopwatch.span(DEPENDENCE):
             self._note(Stage.DEPENDENCE, self._dependence().findings())
-        if self._order.device == "cuda":
-            self._end_observed()
+        self._end_observed()
 
     @contextmanager
     def _stage(self, stage: Stage) -> Iterator[None]:
@@ -327,9 +326,10 @@ class Grading:
         unused, sandbox = [self._workers[1]], self._sandbox
 
         def open_worker(budget: Budget) -> tuple[Link, list[Any]]:
-            worker = unused.pop() if unused else sandbox.fork()
-            if worker not in self._workers:
-                self._workers.append(worker)
+            if not unused:
+                self._end_observed()
+                self._workers.append(sandbox.fork())
+            worker = unused.pop() if unused else self._workers[-1]
             link = self._link(worker, budget)
             return link, self._load(link, observed=True)
 
@@ -356,11 +356,12 @@ class Grading:
         return link
 
     def _end_observed(self) -> None:
-        """End the observed workers, whose GPU memory the timed one and the anchors may need."""
+        """End the observed workers: one whose kernels were left out may loop for ever beside the calls that are timed,
+        and on a GPU the timed one and the anchors may need their memory."""
         assert self._sandbox is not None
         for worker in self._workers[1:]:
-            worker.channel.close()
-            self._sandbox.how_it_ended(worker)  # waits, so that nothing of its ending runs between timed calls
+            self._sandbox.end(worker)
+        del self._workers[1:]
 
     # parts ------------------------------------------------------------------------------------------------------------
 

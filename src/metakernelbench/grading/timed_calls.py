@@ -1,4 +1,4 @@
-"""The timing stage: warm-up and timed calls, each draw run by eager, worker and control, in an order that turns.
+"""The timing stage: warm-up and timed calls, each draw run by eager, worker and control, in orders that take turns.
 
 Several implementations may be timed together (`head_to_head.py`): then each draw is run by all their workers, one right
 after the other.
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import permutations
 from statistics import median
 
 from metakernelbench.errors import InfrastructureFault, UnknownName
@@ -33,6 +34,18 @@ from metakernelbench.problems.roofline import bound_seconds, gpu_named
 
 _SETTLED_FOR = 5
 """After so many draws the cores are tried again."""
+
+
+def orders_of_steps() -> Iterator[tuple[str, ...]]:
+    """The order of each draw's calls: all six, one after the other in an order that nobody can foresee, and again.
+
+    Workers come as often right behind the eager call as controls: it leaves the verifier's processor cold for the
+    carrying of a call, which then takes some hundredths of a millisecond more.
+    """
+    every = list(permutations(("eager", "workers", "controls")))
+    while True:
+        secrets.SystemRandom().shuffle(every)
+        yield from every
 
 
 class RecheckFault(SubmissionFault):
@@ -131,7 +144,7 @@ class TimedCalls:
     def _run(self) -> None:
         contract = self.contract
         rechecked = set(secrets.SystemRandom().sample(range(contract.timed_calls), contract.rechecked_calls))
-        order = orders(self.sides)
+        order, steps = orders(self.sides), orders_of_steps()
         number, repeatable = -contract.warmup_calls, round(REPEATED_SHARE * contract.timed_calls)
         while number < contract.timed_calls:
             sides = [side for side in next(order) if side.fault is None]
@@ -140,7 +153,7 @@ class TimedCalls:
             if self.device != "cpu" and len(self.trace) % _SETTLED_FOR == 0:
                 self._settle(sides)
             draw = self.draws.next()
-            measured = self._measure(draw, number, sides)
+            measured = self._measure(draw, next(steps), sides)
             for side, result in measured.results.items():
                 with side.noting_its_fault():
                     self._check(side, result, draw, number, recheck=number in rechecked)
@@ -159,12 +172,10 @@ class TimedCalls:
             workers = [side.link.pid for side in sides if side.link.pid is not None]
             self.cores.settle([0, self.control.pid, *workers])
 
-    def _measure(self, draw: Draw, number: int, sides: Sequence[Side]) -> _Measured:
-        """All calls on one draw."""
+    def _measure(self, draw: Draw, steps: Sequence[str], sides: Sequence[Side]) -> _Measured:
+        """All calls on one draw, in this order."""
         measured, began = _Measured(), time.monotonic()
-        steps = ("eager", "workers", "controls")
-        turn = number % len(steps)
-        for step in steps[turn:] + steps[:turn]:
+        for step in steps:
             if step == "eager":
                 measured.order.append("eager")
                 eager = draw.time_reference(self.device)

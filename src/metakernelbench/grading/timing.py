@@ -18,7 +18,7 @@ _RESAMPLES = 2000
 _SEED = 20_240_229
 _Z = 1.96
 """The normal quantile of a two-sided 95 % interval."""
-_MOST_NOISE = {"cpu": 10.0, "cuda": 2.0}
+_MOST_NOISE = {"cpu": 3.0, "cuda": 2.0}
 """How many times the tolerance noise may add to it before it is no use to compare clocks."""
 _MOST_HANDICAP = {"cpu": 10.0, "cuda": 5.0}
 """The same for the handicap of a worker: what is more was measured in a noise of its own, and counts as that."""
