@@ -11,6 +11,7 @@ import pytest
 
 from metakernelbench.errors import UserError
 from metakernelbench.grading.head_to_head import Entrant, HeadToHead, Pair, orders
+from metakernelbench.grading.timed_calls import orders_of_steps
 from metakernelbench.grading.timing import paired_ratio
 from tests.grading.support import HONEST, QUICK, Grader
 
@@ -72,6 +73,12 @@ def test_everyone_has_every_place_equally_often(count: int) -> None:
         (member, place) for order in islice(orders(range(count)), 4 * count) for place, member in enumerate(order)
     )
     assert set(places.values()) == {4} and len(places) == count * count
+
+
+def test_every_order_of_a_draw_s_calls_comes_as_often() -> None:
+    drawn = list(islice(orders_of_steps(), 60))
+    assert all(len(set(drawn[first : first + 6])) == 6 for first in range(0, 60, 6))
+    assert len({tuple(islice(orders_of_steps(), 6)) for _ in range(20)}) > 1
 
 
 def test_orders_are_not_the_same_each_time() -> None:
