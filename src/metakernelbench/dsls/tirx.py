@@ -196,7 +196,7 @@ def _refuse_own_passes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     from tvm.ir.transform import Pass, PassContext
 
     given = [*args, *kwargs.values()]
-    if any(isinstance(x, Pass) or (callable(x) and not isinstance(x, str)) for x in given):
+    if any(isinstance(x, Pass) or callable(x) for x in given):
         raise ValueError(f"a pass or pipeline that is an object: {_HOOK}; name one of the compiler's own")
     if _OWN_PASSES in PassContext.current().config:
         raise ValueError(f"`{_OWN_PASSES}`: {_HOOK}")
