@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("tvm")
 
 PROGRAMS = """
-import json
+import enum, json
 from metakernelbench.dsls.dsl import load
-load("tirx").intercept(lambda *_: None)
+load("tirx").intercept(lambda _kernel, _tensors, launch: launch())
 import tvm
 from tvm.script import tirx as T
 
@@ -35,39 +35,77 @@ def packed(a: T.handle):
     T.evaluate(T.tvm_call_packed("some.function", A[0]))
 
 @T.prim_func
-def bringing_source(a: T.handle):
-    A = T.match_buffer(a, (4,), "int32")
-    with T.attr(A.data, "pragma_import_llvm", "define i32 @f() { ret i32 1 }"):
-        A[0] = 1
+def in_a_shape(a: T.handle):
+    A = T.match_buffer(a, (T.call_extern("int32", "getpid"),), "int32")
+    A[0] = 1
 
-@tvm.transform.module_pass(opt_level=0)
-def own_pass(module, _):
-    return module
+@T.prim_func
+def calling_an_address(a: T.handle):
+    A = T.match_buffer(a, (4,), "int64")
+    T.evaluate(T.call_llvm_intrin("void", "llvm.coro.resume", A.data))
+
+@T.prim_func
+def in_parallel(a: T.handle):
+    A = T.match_buffer(a, (4096,), "float32")
+    for i in T.parallel(4096):
+        A[i] = T.atan(A[i])
+
+@T.prim_func
+def reading_an_address(a: T.int64, o: T.handle):
+    O = T.match_buffer(o, (1,), "int64")
+    p: T.let[T.handle("int64")] = T.reinterpret("handle", a)
+    slots = T.decl_buffer((64,), "int64", data=p)
+    O[0] = slots[3]
+
+class Hiding(tvm.IRModule):
+    functions = property(lambda self: {})
+
+class Number:
+    def __tvm_ffi_int__(self):
+        print("code of its own runs")
+        return 1
+
+@T.prim_func
+def with_a_number(n: T.int64, a: T.handle):
+    A = T.match_buffer(a, (4,), "int64")
+    A[0] = n
 
 def told(compile_):
     try:
         compile_()
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         return str(error)
     return "compiled"
 
 def module(f):
     return tvm.IRModule({"main": f})
 
-def with_own_lower_pass():
-    with tvm.transform.PassContext(config={"tirx.add_lower_pass": []}):
-        tvm.compile(module(plain), target="llvm")
+launched = tvm.compile(module(with_a_number), target="llvm")["main"]
+
+def launch(argument):
+    import torch
+    found = torch.zeros(4, dtype=torch.int64)
+    launched(argument, found)
+    return int(found[0])
+
+class Two(enum.IntEnum):
+    TWO = 2
 
 print(json.dumps({
     "plain": told(lambda: tvm.compile(module(plain), target="llvm")),
     "plain, by name": told(lambda: tvm.compile(mod=module(plain), target="llvm", tir_pipeline="default")),
+    "in parallel": told(lambda: tvm.compile(module(in_parallel), target="llvm")),
     "extern": told(lambda: tvm.compile(module(foreign), target="llvm")),
     "extern, by name": told(lambda: tvm.compile(target="llvm", mod=module(foreign))),
     "extern, a function": told(lambda: tvm.compile(foreign, target="llvm")),
     "packed": told(lambda: tvm.compile(module(packed), target="llvm")),
-    "source": told(lambda: tvm.compile(module(bringing_source), target="llvm")),
-    "pipeline": told(lambda: tvm.compile(module(plain), target="llvm", tir_pipeline=own_pass)),
-    "lower pass": told(with_own_lower_pass),
+    "shape": told(lambda: tvm.compile(module(in_a_shape), target="llvm")),
+    "call of an address": told(lambda: tvm.compile(module(calling_an_address), target="llvm")),
+    "read of an address": told(lambda: tvm.compile(module(reading_an_address), target="llvm")),
+    "hidden": told(lambda: tvm.compile(Hiding({"main": foreign}), target="llvm")),
+    "C": told(lambda: tvm.compile(module(with_a_number), target="c")),
+    "an enumeration's number": str(launch(Two.TWO)),
+    "an argument with code": told(lambda: launch(Number())),
 }))
 """
 
@@ -82,21 +120,28 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["plain", "plain, by name"])
+@pytest.mark.parametrize("name", ["plain", "plain, by name", "in parallel"])
 def test_a_program_of_tirx_is_compiled(told: dict[str, str], name: str) -> None:
     assert told[name] == "compiled"
+
+
+def test_a_number_of_an_enumeration_is_a_number(told: dict[str, str]) -> None:
+    assert told["an enumeration's number"] == "2"
 
 
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("extern", "`tirx.call_extern` in a kernel"),
-        ("extern, by name", "`tirx.call_extern` in a kernel"),
-        ("extern, a function", "`tirx.call_extern` in a kernel"),
-        ("packed", "`tirx.tvm_call_packed` in a kernel"),
-        ("source", "`pragma_import_llvm` in a kernel"),
-        ("pipeline", "a pass or pipeline that is an object"),
-        ("lower pass", "`tirx.add_lower_pass`"),
+        ("extern", "`getpid` in a kernel"),
+        ("extern, by name", "`getpid` in a kernel"),
+        ("extern, a function", "`getpid` in a kernel"),
+        ("packed", "`some.function` in a kernel"),
+        ("shape", "`getpid` in a kernel"),
+        ("call of an address", "a call of an address"),
+        ("read of an address", "an address made of an integer"),
+        ("hidden", "`getpid` in a kernel"),
+        ("C", "a target other than llvm and cuda"),
+        ("an argument with code", "launched with tensors and numbers, not with Number"),
     ],
 )
 def test_what_is_not_tirx_is_refused(told: dict[str, str], name: str, what: str) -> None:

@@ -27,13 +27,15 @@ SLOPE = 1.5957691216057308  # 2 · √(2/π)
 CUBIC = 0.044715
 
 
-def sigmoid(x):
-    """Of 2 y, where GELU is x / 2 · (1 + tanh(y)), that is x · sigmoid(2 y)."""
-    return T.float32(1) / (T.float32(1) + T.exp(-T.float32(SLOPE) * (x + T.float32(CUBIC) * x * x * x)))
+def decay(x):
+    """exp(-2 y), where GELU is x / 2 · (1 + tanh(y)), that is x · sigmoid(2 y)."""
+    exponent = T.float32(-SLOPE) * x * (T.float32(1) + T.float32(CUBIC) * x * x)
+    return T.exp(T.min(exponent, T.float32(80)))
 
 
-def derivative(x, s):
-    return s + x * s * (T.float32(1) - s) * (T.float32(SLOPE) * (T.float32(1) + T.float32(3 * CUBIC) * x * x))
+def derivative(x, e, s):
+    """With s = 1 / (1 + e) the sigmoid: 1 - s is e s, without the digits that a difference would lose."""
+    return s + x * (e * s) * s * (T.float32(SLOPE) * (T.float32(1) + T.float32(3 * CUBIC) * x * x))
 
 
 @T.jit
@@ -145,6 +147,7 @@ def activation_cuda(g: T.handle, x: T.handle, p: T.handle, *, inner: T.constexpr
     gs = T.alloc_local((ROWS, VECTOR), "float32")
     xs = T.alloc_local((ROWS, VECTOR), "float32")
     total = T.alloc_local((VECTOR,), "float32")
+    e_s = T.alloc_local((2,), "float32")
     if (band * THREADS + thread) * VECTOR < inner:
         for e in T.unroll(VECTOR):
             total[e] = T.float32(0)
@@ -160,7 +163,9 @@ def activation_cuda(g: T.handle, x: T.handle, p: T.handle, *, inner: T.constexpr
                         xs[r, e] = before[block * share + step * ROWS + r, (band * THREADS + thread) * VECTOR + e]
             for r in T.unroll(ROWS):
                 for e in T.unroll(VECTOR):
-                    gs[r, e] = gs[r, e] * derivative(xs[r, e], sigmoid(xs[r, e]))
+                    e_s[0] = decay(xs[r, e])
+                    e_s[1] = T.float32(1) / (T.float32(1) + e_s[0])
+                    gs[r, e] = gs[r, e] * derivative(xs[r, e], e_s[0], e_s[1])
             for e in T.unroll(VECTOR):
                 total[e] = total[e] + ((gs[0, e] + gs[1, e]) + (gs[2, e] + gs[3, e]))
             for r in T.unroll(ROWS):
@@ -239,10 +244,13 @@ def activation_cpu(g: T.handle, x: T.handle, p: T.handle, *, inner: T.constexpr)
     grad = T.match_buffer(g, (rows, inner), "float32")
     before = T.match_buffer(x, (rows, inner), "float32")
     partial = T.match_buffer(p, (1, inner), "float32")
+    e_s = T.alloc_buffer((2,), "float32", scope="local")
     for c in T.serial(inner):
         partial[0, c] = T.float32(0)
     for row, c in T.grid(rows, inner):
-        grad[row, c] = grad[row, c] * derivative(before[row, c], sigmoid(before[row, c]))
+        e_s[0] = decay(before[row, c])
+        e_s[1] = T.float32(1) / (T.float32(1) + e_s[0])
+        grad[row, c] = grad[row, c] * derivative(before[row, c], e_s[0], e_s[1])
         partial[0, c] = partial[0, c] + grad[row, c]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
@@ -44,26 +45,30 @@ _RAW_INTRINSICS = {
 }
 _SCRIPT_MODULES = ("tvm.script.tirx", "tvm.tirx", "tvm.tirx.op", "tvm.tirx.script", "tvm.tirx.script.builder")
 
-_FOREIGN_OPERATIONS = frozenset(
-    f"tirx.{name}"
-    for name in (
-        "call_extern",
-        "call_pure_extern",
-        "tvm_call_packed",
-        "tvm_call_packed_lowered",
-        "tvm_call_cpacked",
-        "tvm_call_cpacked_lowered",
-        "tvm_call_trace_packed",
-        "tvm_call_trace_packed_lowered",
-        "anylist_setitem_call_packed",
-        "anylist_setitem_call_cpacked",
-    )
+_OPERATIONS_OF_LLVM = (
+    "abs acos asin assume atan atan2 bitreverse bswap canonicalize ceil copysign cos cosh ctlz ctpop cttz dbg exp "
+    "exp10 exp2 expect fabs floor fma fmuladd fptosi fptoui frexp fshl fshr is ldexp lifetime llrint llround log log10 "
+    "log2 lrint lround masked maximum maxnum memcpy memmove memset minimum minnum nearbyint pow powi prefetch rint "
+    "round roundeven sadd sin sinh smax smin smul sqrt ssub stepvector tan tanh trunc uadd umax umin umul usub vector "
+    "x86"
 )
-"""What a program calls that is not TIRx: any function of the process, of the C library or of the Python interpreter."""
-_FOREIGN_PRAGMA = "pragma_import_"
-"""Begins the name of an attribute that brings C or LLVM source along."""
-
-_OWN_PASSES = "tirx.add_lower_pass"
+_MATHEMATICS = (
+    "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp10 exp2 expm1 fabs floor fma "
+    "fmax fmin fmod hypot ldexp lgamma log log10 log1p log2 nearbyint nextafter pow rint round sin sinh sqrt tan tanh "
+    "tgamma trunc"
+)
+_REFERRED = re.compile(
+    rf"llvm\.(?:{'|'.join(_OPERATIONS_OF_LLVM.split())})(?:\..*)?|(?:{'|'.join(_MATHEMATICS.split())})[fl]?"
+    r"|mem(?:cpy|move|set)|__(?:trunc|extend|fix|float)\w+|TVMFFIErrorSetRaised\w*"
+)
+"""What code that was compiled for a processor may refer to: arithmetic, and how TVM reports a wrong argument."""
+_LOOKED_UP = frozenset({"__tvm_set_device", "runtime.cuTensorMapEncodeTiled"})
+"""What it may look up by name in TVM, beside the kernels that it launches."""
+_CALLED_ADDRESS = re.compile(r"\b(?:call|invoke) [^@\"\n]*%([\w.]+)\(")
+_ADDRESS_OF_TVM = re.compile(r"%([\w.]+) = load ptr, ptr @__TVM\w+")
+_DECLARED = re.compile(r"^declare [^@\n]*@(\S+?)\(", re.MULTILINE)
+_DEFINED = re.compile(r"^define [^@\n]*@(\S+?)\(", re.MULTILINE)
+_SOUGHT = re.compile(r"^@(?:\.tvm_func\.(\S+)|\"\.tvm_func\.([^\"]+)\") =", re.MULTILINE)
 
 type _Origins = dict[int, tuple[str, Any]]
 """Handle of a compiled module → the file that had it compiled, and the module, which keeps the handle from reuse."""
@@ -159,47 +164,72 @@ class TirxDsl(Dsl):
 
 
 def _remembering(compile_: Callable[..., Any], origins: _Origins) -> Callable[..., Any]:
-    """`tvm.compile`, noting which file asked for it. Raises `ValueError` for a program that is not TIRx all through,
-    however it was put together."""
+    """`tvm.compile`, noting which file asked for it. Raises `ValueError` for a program that is not TIRx all through."""
 
     def remembering_compile(*args: Any, **kwargs: Any) -> Any:
-        for given in (*args, *kwargs.values()):
-            _refuse_foreign_code(given)
-        _refuse_own_passes(args, kwargs)
         compiled = compile_(*args, **kwargs)
+        _refuse_foreign_code(compiled.mod, kwargs["mod"] if "mod" in kwargs else args[0])
         origins[compiled.mod.__chandle__()] = sys._getframe(1).f_code.co_filename, compiled
         return compiled
 
     return remembering_compile
 
 
-def _refuse_foreign_code(program: Any) -> None:
-    """Raise `ValueError` where a function calls what is not TIRx, or brings source of another language along."""
-    from tvm.ir import IRModule
-    from tvm.tirx import AttrStmt, Call, PrimFunc
-    from tvm.tirx.stmt_functor import post_order_visit
+def _refuse_foreign_code(module: Any, program: Any) -> None:
+    """Raise `ValueError` where compiled code for a processor refers to what is not TIRx.
 
-    def visit(node: Any) -> None:
-        if isinstance(node, Call) and (name := getattr(node.op, "name", "")) in _FOREIGN_OPERATIONS:
-            raise ValueError(f"`{name}` in a kernel: {_FOREIGN_CODE}")
-        if isinstance(node, AttrStmt) and node.attr_key.startswith(_FOREIGN_PRAGMA):
-            raise ValueError(f"`{node.attr_key}` in a kernel: {_RAW_CODE}")
+    What comes out of the compiler is looked at, since there are many ways to put a call in: operations made by name,
+    shapes and strides, pragmas, passes, intrinsics that call addresses.
+    """
+    if module.kind != "llvm" or any(part.kind != "cuda" for part in module.imports):
+        raise ValueError(f"a target other than llvm and cuda: {_FOREIGN_CODE}")
+    code = module.inspect_source("ll")
+    foreign = [name for name in _DECLARED.findall(code) if not _REFERRED.fullmatch(name)]
+    functions = {str(name.name_hint) for name in getattr(program, "functions", ())}
+    foreign += [
+        name
+        for name in _DEFINED.findall(code)
+        if not name.startswith(("__tvm_", "__trunc", "__extend")) and name not in functions
+    ]
+    for plain, quoted in _SOUGHT.findall(code):
+        name = plain or quoted
+        if name not in _LOOKED_UP and not any(part.implements_function(name) for part in module.imports):
+            foreign.append(name)
+    if foreign:
+        raise ValueError(f"`{foreign[0]}` in a kernel: {_FOREIGN_CODE}")
+    if "inttoptr" in code:
+        raise ValueError(f"an address made of an integer: {_FOREIGN_CODE}")
+    if " asm " in code or any(map(_calls_an_address, code.split("\ndefine "))):
+        raise ValueError(f"a call of an address, or assembly: {_FOREIGN_CODE}")
 
-    functions = program.functions.values() if isinstance(program, IRModule) else [program]
-    for function in functions:
-        if isinstance(function, PrimFunc):
-            post_order_visit(function.body, visit)
+
+def _calls_an_address(function: str) -> bool:
+    """Whether a function calls anything by its address, other than what TVM puts there for it."""
+    return not set(_CALLED_ADDRESS.findall(function)) <= set(_ADDRESS_OF_TVM.findall(function))
 
 
-def _refuse_own_passes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise `ValueError` where a pass of the submission would rewrite its program after that was looked at."""
-    from tvm.ir.transform import Pass, PassContext
+def _argument_types() -> frozenset[type]:
+    """What a kernel may be launched with as it is: others could run code of their own while they are converted."""
+    import torch
+    import tvm_ffi
 
-    given = [*args, *kwargs.values()]
-    if any(isinstance(x, Pass) or callable(x) for x in given):
-        raise ValueError(f"a pass or pipeline that is an object: {_HOOK}; name one of the compiler's own")
-    if _OWN_PASSES in PassContext.current().config:
-        raise ValueError(f"`{_OWN_PASSES}`: {_HOOK}")
+    return frozenset(
+        {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)}
+        | {tvm_ffi.Tensor, tvm_ffi.Shape, tvm_ffi.Device, tvm_ffi.dtype}
+    )
+
+
+def _plain(argument: Any) -> Any:
+    """An argument of another type as one that can be admitted, converted before the launch. Raises `TypeError`."""
+    import torch.utils.dlpack
+
+    if isinstance(argument, int):
+        return int.__int__(argument)
+    if isinstance(argument, float):
+        return float.__float__(argument)
+    if hasattr(argument, "__dlpack__"):
+        return torch.utils.dlpack.from_dlpack(argument)
+    raise TypeError(f"a kernel is launched with tensors and numbers, not with {type(argument).__name__}")
 
 
 def _observed_lookup(
@@ -208,12 +238,14 @@ def _observed_lookup(
     """`exe(...)`, `exe["main"]`, `exe.mod["main"]`, `module.main` and the like: all of them look a function up here."""
     from tvm_ffi import Function
 
-    call = Function.__call__
+    call, admitted = Function.__call__, _argument_types()
 
     class ObservedFunction(Function):  # type: ignore[misc]
         """A compiled function that hands its calls to the interceptor. It stays a function for the runtime."""
 
         def __call__(self, *args: Any) -> Any:
+            if not admitted.issuperset(map(type, args)):
+                args = tuple(x if type(x) in admitted else _plain(x) for x in args)
             if passing.on:
                 passing.launches += 1
                 return call(self, *args)

@@ -152,7 +152,7 @@ DANGEROUS_BUILTINS = {
 
 FOREIGN_SOURCE = re.compile(
     r"""__global__\s+\w+ | extern\s+"C" | \#include\s*[<"] | \.visible\s+\.entry | ^\s*\.version\s+\d | asm\s+volatile
-    | @triton\.jit | ^\s*\.target\s+sm_ | __device__\s+\w+""",
+    | @triton\.jit | ^\s*define\s[^@\n]*@[\w.]+\( | ^\s*\.target\s+sm_ | __device__\s+\w+""",
     re.VERBOSE | re.MULTILINE,
 )
 """Source text of another kernel language."""
