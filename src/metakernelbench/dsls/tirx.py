@@ -68,8 +68,8 @@ _CALLED_ADDRESS = re.compile(r"\b(?:call|invoke) [^@\"\n]*%([\w.]+)\(")
 _ADDRESS_OF_TVM = re.compile(r"%([\w.]+) = load ptr, ptr @__TVM\w+")
 _KERNEL = re.compile(r"\w+_kernel(?:_\d+)?")
 """The name that the compiler gives to the part of a function that runs on a GPU, under which it is launched."""
-_DECLARED = re.compile(r"^declare [^@\n]*@(\S+?)\(", re.MULTILINE)
-_DEFINED = re.compile(r"^define [^@\n]*@(\S+?)\(", re.MULTILINE)
+_DECLARED = re.compile(r"^declare [^@\n]*@(\"[^\"\n]*\"|[^\s\"(]+)\(", re.MULTILINE)
+_DEFINED = re.compile(r"^define [^@\n]*@(\"[^\"\n]*\"|[^\s\"(]+)\(", re.MULTILINE)
 _SOUGHT = re.compile(r"^@(?:\.tvm_func\.(\S+)|\"\.tvm_func\.([^\"]+)\") =", re.MULTILINE)
 
 type _Origins = dict[int, tuple[str, Any]]

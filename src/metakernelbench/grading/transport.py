@@ -145,9 +145,9 @@ class IpcTransport:
             keep = None
         free = [n for n in range(len(self._blocks)) if keep is None or n != keep.buffer]
         chosen = choose_buffers(free)
-        if form.input_bytes > self._blocks[chosen][0].size:
-            raise ValueError(f"a draw's inputs take {form.input_bytes} bytes, far more than those of the first draw")
         source, whole = self._blocks[chosen]
+        if form.input_bytes > source.block.numel():
+            raise ValueError(f"a draw's inputs take {form.input_bytes} bytes, far more than those of the first draw")
         whole.block.fill_(_POISON)
         offset = _STEP * secrets.randbelow(_OFFSETS)
         target = whole.block[offset : offset + form.output_bytes]
@@ -170,7 +170,6 @@ class IpcTransport:
 
 class _Exported:
     def __init__(self, size: int) -> None:
-        self.size = size
         self.pointer, self.block = cuda_ipc.allocate(size)
         self.message = {"handle": cuda_ipc.export(self.pointer), "size": size}
 
