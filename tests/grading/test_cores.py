@@ -29,8 +29,7 @@ class Machine:
         self.where[pid] = frozenset(wanted)
 
     def pace(self, _: int) -> float:
-        (core,) = self.where[0]
-        return 60.0 if core in self.slow else 100.0
+        return 60.0 if min(self.where[0]) in self.slow else 100.0
 
 
 @pytest.fixture
@@ -50,6 +49,42 @@ def test_each_process_has_a_calm_core_with_both_halves_for_itself(machine: Machi
     assert all(min(halves) >= 12 and len(halves) == 2 for halves in given)
     calm.release()
     assert set(machine.where.values()) == {frozenset(range(32))}
+
+
+def test_whoever_has_a_calm_core_keeps_it(machine: Machine) -> None:
+    calm = CalmCores(range(32))
+    calm.settle([0, 7, 8])
+    before = dict(machine.where)
+    calm.keep_calm([0, 7, 8])
+    assert machine.where == before and calm.calm_here()
+
+
+def test_a_core_that_turned_slow_is_left(machine: Machine) -> None:
+    calm = CalmCores(range(32))
+    calm.settle([0, 7, 8])
+    left = min(machine.where[7])
+    machine.slow.add(left)
+    calm.keep_calm([0, 7, 8])
+    given = [min(machine.where[pid]) for pid in (0, 7, 8)]
+    assert len(set(given)) == 3 and left not in given
+
+
+def test_somebody_new_is_given_a_core_as_well(machine: Machine) -> None:
+    calm = CalmCores(range(32))
+    calm.settle([0, 7])
+    calm.keep_calm([0, 7, 9])
+    assert len({min(machine.where[pid]) for pid in (0, 7, 9)}) == 3
+
+
+def test_the_own_core_is_calm_until_it_slows_down(machine: Machine) -> None:
+    calm = CalmCores(range(32))
+    assert calm.calm_here()  # nothing was given: nothing is known
+    calm.settle([0, 7])
+    assert calm.calm_here()
+    machine.slow.add(min(machine.where[0]))
+    assert not calm.calm_here()
+    calm.release()
+    assert calm.calm_here()
 
 
 def test_who_gets_which_is_left_to_chance(machine: Machine) -> None:

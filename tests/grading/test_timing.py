@@ -35,6 +35,29 @@ def test_a_lie_beyond_the_tolerance_is_seen(seed: int) -> None:
     assert not agreement(clocks(0.01, 1.0, seed=seed), 0.0, CALM, "cpu", CONTRACT).believable
 
 
+def as_on_a_gpu(claimed: float, real: float, seed: int) -> list[Clocks]:
+    """Windows as an H200's: a hard lower edge, above it a tail of a few tenths of a millisecond."""
+    rng = random.Random(seed)
+
+    def carried() -> float:
+        return 1.05 + rng.gauss(0, 0.01) + rng.expovariate(1 / 0.15)
+
+    return [Clocks(claimed, real + carried(), carried()) for _ in range(50)]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_lie_of_twice_the_tolerance_is_seen_in_the_noise_of_a_gpu(seed: int) -> None:
+    assert not agreement(as_on_a_gpu(0.1, 0.18, seed), 0.0, CALM, "cuda", CONTRACT).believable
+    assert not agreement(as_on_a_gpu(1.0, 1.25, seed), 0.0, CALM, "cuda", CONTRACT).believable
+
+
+@pytest.mark.parametrize("claimed", [0.05, 0.3, 1.0])
+def test_honest_clocks_agree_in_the_noise_of_a_gpu_in_nearly_every_try(claimed: float) -> None:
+    tries = [agreement(as_on_a_gpu(claimed, claimed, seed), 0.0, CALM, "cuda", CONTRACT) for seed in range(200)]
+    assert sum(told.believable for told in tries) >= 190
+    assert all(told.believable or told.undecided for told in tries)
+
+
 def test_lying_about_the_faster_half_is_enough_to_be_seen() -> None:
     mixed = clocks(1.0, 2.0, calls=26) + clocks(2.0, 2.0, calls=24, seed=2)
     assert not agreement(mixed, 0.0, CALM, "cuda", CONTRACT).believable

@@ -23,6 +23,7 @@ from metakernelbench.grading.codes import finding
 from metakernelbench.grading.contention import Contention
 from metakernelbench.grading.contract import CONTRACT_VERSION, Contract
 from metakernelbench.grading.control import Control
+from metakernelbench.grading.cores import CalmCores
 from metakernelbench.grading.dependence import Dependence
 from metakernelbench.grading.draws import Draw, Draws
 from metakernelbench.grading.isolation import Limits, Sandbox, Worker
@@ -95,6 +96,7 @@ class Grading:
         self._allowances: list[float] = []
         self._handicap_ms = 0.0
         self._contention = Contention(order.device)
+        self._cores = CalmCores()
         self._clocks: list[ClockCheck] = []
         self.timing: Timing | None = None
         self.trace: Sequence[TracedDraw] = ()
@@ -149,6 +151,7 @@ class Grading:
             control=self._control,
             stopwatch=self._stopwatch,
             sides=sides,
+            cores=self._cores,
             vectorized=order.final,
         )
 
@@ -259,18 +262,27 @@ class Grading:
     def _measure_handicap(self, draw: Draw) -> float:
         """How much more than the control the worker to be timed needs for carrying, while it does the control's
         work."""
-        link = Link(self._workers[0].channel, Budget(_PROBE_PATIENCE_S))
-        calls = _HANDICAP_CALLS[self._order.device]
-        own, control = [], []
+        worker, device = self._workers[0], self._order.device
+        assert self._sandbox is not None
+        link = Link(worker.channel, Budget(_PROBE_PATIENCE_S))
+        pids = [0, self._control.pid, self._sandbox.process_of(worker)]
+        calls = _HANDICAP_CALLS[device]
+        own, control = list[float](), list[float]()
+        steps: list[tuple[list[float], Link | Control]] = [(own, link), (control, self._control)]
         try:
-            link.request(echo(self._form, self._order.device))
+            link.request(echo(self._form, device))
             for _ in range(calls):
-                own.append(link.call(self._transport, draw.inputs, self._form).carrying_ms)
-                control.append(self._control.call(self._transport, draw.inputs, self._form).carrying_ms)
+                if device != "cpu":
+                    self._cores.keep_calm(pids)
+                steps.reverse()
+                for seen_ms, called in steps:
+                    seen_ms.append(called.call(self._transport, draw.inputs, self._form).carrying_ms)
         except SubmissionFault as fault:
             raise InfrastructureFault(f"a worker does not work: {fault.finding.message}") from None
+        finally:
+            self._cores.release()
         warm = slice(calls // 4, None)
-        return max(0.0, low(own[warm]) - low(control[warm]))
+        return max(0.0, low(own[warm], device) - low(control[warm], device))
 
     def _choose_transport(self) -> Transport:
         """Exported GPU memory where control and workers can map it, else files. Nothing of the submission ran yet, so a

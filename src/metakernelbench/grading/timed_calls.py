@@ -33,7 +33,7 @@ from metakernelbench.problems.problem import Problem
 from metakernelbench.problems.roofline import bound_seconds, gpu_named
 
 _SETTLED_FOR = 5
-"""After so many draws the cores are tried again."""
+"""After so many draws everyone is given a core anew, so that no side has the best one throughout."""
 
 
 def orders_of_steps() -> Iterator[tuple[str, ...]]:
@@ -103,11 +103,14 @@ class _Measured:
     """How long each call waited for a processor."""
     turns: dict[str, int] = field(default_factory=dict[str, int])
     """How often the small work was done before each call."""
+    slowed_down: bool = False
+    """Whether the verifier's core was no longer calm after the eager call."""
     took_s: float = 0.0
 
     @property
     def disturbed(self) -> bool:
-        return self.took_s < LONGEST_DRAW_S and max(self.waited_ms.values(), default=0.0) > MOST_WAITED_MS
+        waited = max(self.waited_ms.values(), default=0.0) > MOST_WAITED_MS
+        return self.took_s < LONGEST_DRAW_S and (waited or self.slowed_down)
 
 
 @dataclass
@@ -123,6 +126,7 @@ class TimedCalls:
     control: Control
     stopwatch: Stopwatch
     sides: Sequence[Side]
+    cores: CalmCores
     vectorized: bool
     """Whether the problem's vectorized form is timed as well."""
     revealed: Draw | None = None
@@ -132,7 +136,6 @@ class TimedCalls:
     """The share of the eager side's time for which it waited for a processor."""
     vectorized_ms: list[float] = field(default_factory=list[float])
     trace: list[TracedDraw] = field(default_factory=list[TracedDraw])
-    cores: CalmCores = field(default_factory=CalmCores)
 
     def run(self) -> None:
         """All calls. A side's first wrong call is its last: its fault is noted, and the other sides go on."""
@@ -150,8 +153,8 @@ class TimedCalls:
             sides = [side for side in next(order) if side.fault is None]
             if not sides:
                 return
-            if self.device != "cpu" and len(self.trace) % _SETTLED_FOR == 0:
-                self._settle(sides)
+            if self.device != "cpu":
+                self._find_calm_cores(sides)
             draw = self.draws.next()
             measured = self._measure(draw, next(steps), sides)
             for side, result in measured.results.items():
@@ -166,11 +169,14 @@ class TimedCalls:
                 self._keep(draw, measured)
             number += 1
 
-    def _settle(self, sides: Sequence[Side]) -> None:
-        """Give everyone a calm core."""
+    def _find_calm_cores(self, sides: Sequence[Side]) -> None:
+        """See to it that everyone has a calm core, and now and then another."""
+        pids = [0, self.control.pid, *(side.link.pid for side in sides if side.link.pid is not None)]
         with self.stopwatch.span("cores"):
-            workers = [side.link.pid for side in sides if side.link.pid is not None]
-            self.cores.settle([0, self.control.pid, *workers])
+            if len(self.trace) % _SETTLED_FOR == 0:
+                self.cores.settle(pids)
+            else:
+                self.cores.keep_calm(pids)
 
     def _measure(self, draw: Draw, steps: Sequence[str], sides: Sequence[Side]) -> _Measured:
         """All calls on one draw, in this order."""
@@ -181,6 +187,7 @@ class TimedCalls:
                 eager = draw.time_reference(self.device)
                 measured.eager_ms = eager.milliseconds
                 measured.waited_ms["eager"], measured.turns["eager"] = eager.waited_ms, eager.turns
+                measured.slowed_down = not self.cores.calm_here()
             elif step == "workers":
                 for side in sides:
                     self._call(draw, side, measured)
