@@ -11,16 +11,21 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from metakernelbench.errors import InfrastructureFault, UserError
 from metakernelbench.grading.contract import CONTRACT, Contract
 from metakernelbench.grading.head_to_head import Entrant, HeadToHead
-from metakernelbench.grading.profile import Profile
+from metakernelbench.grading.profile import WAITING, Profile
 from metakernelbench.grading.verdict import Verdict
+
+_MOST_SILENT_S = 3600.0
+"""After so long without a word, unless it waits for its turn on the device, a verifier hangs. It speaks at the beginning
+of every stage, and the longest take minutes, with all that the contract allows a worker."""
 
 
 class VerifierProcess:
@@ -112,16 +117,18 @@ class VerifierProcess:
     def _ask(self, request: dict[str, Any], wanted: str, progress: Callable[[str], None] | None) -> dict[str, Any]:
         """The answer to a request, under the name `wanted`. Raises what the verifier raised."""
         self._send({**request, "asked_s": time.monotonic()})
+        said = ""
         while True:
-            answer = self._receive()
+            answer = self._receive(None if said == WAITING else _MOST_SILENT_S)
             if wanted in answer:
                 self.profile = Profile.from_dict(answer["profile"]) if "profile" in answer else None
                 found: dict[str, Any] = answer[wanted]
                 return found
             if "error" in answer:
                 raise _error(answer["error"])
+            said = answer["progress"]
             if progress is not None:
-                progress(answer["progress"])
+                progress(said)
 
     def _send(self, request: dict[str, Any]) -> None:
         process = self._running()
@@ -132,11 +139,16 @@ class VerifierProcess:
         except OSError:
             raise self._died() from None
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self, patience_s: float | None) -> dict[str, Any]:
+        """The next line that the verifier says, which is ended where it takes longer than this."""
         assert self._process is not None and self._process.stdout is not None
-        line = self._process.stdout.readline()
+        with _watchdog(self._process, patience_s) as ended:
+            line = self._process.stdout.readline()
         if not line:
-            raise self._died()
+            died = self._died()
+            if ended.is_set():
+                raise InfrastructureFault(f"the verifier said nothing for {patience_s:g} s and was ended")
+            raise died
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -166,6 +178,27 @@ class VerifierProcess:
         self._errors.seek(0)
         self._errors.truncate()
         return InfrastructureFault(f"the verifier ended unexpectedly (exit code {code}): {last}")
+
+
+@contextlib.contextmanager
+def _watchdog(process: subprocess.Popen[str], patience_s: float | None) -> Iterator[threading.Event]:
+    """Kill the process where this takes longer, and say so."""
+    ended = threading.Event()
+    if patience_s is None:
+        yield ended
+        return
+
+    def end() -> None:
+        ended.set()
+        process.kill()
+
+    timer = threading.Timer(patience_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield ended
+    finally:
+        timer.cancel()
 
 
 def _encoded(kernel: bytes | None) -> str | None:
