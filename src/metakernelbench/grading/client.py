@@ -24,8 +24,8 @@ from metakernelbench.grading.profile import WAITING, Profile
 from metakernelbench.grading.verdict import Verdict
 
 _MOST_SILENT_S = 3600.0
-"""After so long without a word, unless it waits for its turn on the device, a verifier hangs. It speaks at the beginning
-of every stage, and the longest take minutes, with all that the contract allows a worker."""
+"""After so long without a word, unless it waits for its turn on the device, a verifier hangs. It speaks at each
+stage's beginning, and the longest stages take minutes, with all that the contract allows a worker."""
 
 
 class VerifierProcess:
