@@ -95,6 +95,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("what", choices=("lies", "honest"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeat", type=int, default=2, help="gradings of each lie (2)")
+    parser.add_argument("--shares", type=float, nargs="+", default=_SHARES, help="of the claims that lies hide")
     parser.add_argument("--gradings", type=int, default=100, help="of honest witnesses (100)")
     parser.add_argument("--problems", nargs="+", default=["p28", "p21", "p72", "p03", "p49"], help="of the witnesses")
     parser.add_argument("--dsl", default="tirx")
@@ -111,7 +112,7 @@ def lies(asked: argparse.Namespace) -> Iterator[Planned]:
     witness = (tree.ROOT / "witnesses" / asked.dsl / "p28.py").read_text()
     for _ in range(asked.repeat):
         for busy_ms in _CALLS_MS[asked.device]:
-            for share in _SHARES:
+            for share in asked.shares:
                 hidden_ms = busy_ms * share / (1 + share)
                 numbers = {"busy_ns": round(busy_ms * 1e6), "hidden_ns": round(hidden_ms * 1e6), "hidden_ms": hidden_ms}
                 source = witness + _LIAR.format(**numbers)
