@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from metakernelbench.grading import buffers
+from metakernelbench.grading import worker as module
 from metakernelbench.grading.buffers import Form
 from metakernelbench.grading.calls import structure_fault
 from metakernelbench.grading.draws import Draws
@@ -57,6 +58,27 @@ def test_control_does_all_but_the_work() -> None:
     assert worker.deliver(parcel.delivery, parcel.delivery_descriptors) == {"op": "delivered"}
     assert parcel.collect()[0].shape == draw.expected[0].shape
     parcel.sent()
+
+
+def test_outputs_of_the_control_that_no_cache_can_hold_lie_in_the_same_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = Draws(load("p50"), "smoke", "cpu").next()
+    form, large = draw.form(), sorted(x.nbytes for x in draw.expected)[-3:]
+    monkeypatch.setattr(module, "_HUGE", large[0])
+    worker, transport = _Worker(None), FileTransport("cpu")
+    worker.echo({"device": "cpu", "form": form.to_json()}, [])
+    assert worker._solve is not None
+    made = worker._solve()
+    assert len({x.untyped_storage().data_ptr() for x in made}) == len(made) - 2
+    assert max(x.untyped_storage().nbytes() for x in made) == large[-1]
+    parcel = transport.pack(draw.inputs, form)
+    assert set(worker.call(parcel.message, parcel.descriptors)) == {"op", "ns"}
+    assert worker.deliver(parcel.delivery, parcel.delivery_descriptors) == {"op": "delivered"}
+    assert [x.shape for x in parcel.collect()] == [x.shape for x in draw.expected]
+    parcel.sent()
+    worker.forget({}, [])
+    assert worker._solve is None and not worker._results, "what it held is free for others"
 
 
 def test_unwritten_outputs_are_poison_and_late_writes_show() -> None:

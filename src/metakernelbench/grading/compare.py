@@ -93,13 +93,13 @@ def compare(
             passed=unequal == 0,
         )
     own_error, largest, error = torch.zeros(3, dtype=torch.float64, device=anchor.device)
-    for _, v, z in _slices(actual, expected, anchor):
+    for _, v, z in slices(actual, expected, anchor):
         finite = z.isfinite()
         own_error = torch.maximum(own_error, torch.where(finite, (v - z).abs(), 0.0).max())  # a NaN stays
         largest = torch.maximum(largest, torch.where(finite, z.abs(), 0.0).max())
     allowance = tolerance_factor * max(float(own_error), torch.finfo(expected.dtype).eps * float(largest))
     mismatches = 0
-    for u, v, z in _slices(actual, expected, anchor):
+    for u, v, z in slices(actual, expected, anchor):
         finite = z.isfinite()
         difference = torch.where(finite, (u - z).abs(), 0.0)
         same_nonfinite = (u == v) | (u.isnan() & v.isnan())
@@ -115,7 +115,7 @@ def compare(
     )
 
 
-def _slices(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+def slices(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """The same elements of each, as float64, a part at a time: whole tensors could take more memory than there is."""
     flat = [x.reshape(-1) for x in tensors]
     for start in range(0, flat[0].numel(), _PART):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from metakernelbench.grading.buffers import Form
-from metakernelbench.grading.compare import anchor_of, as_tuple, compare_all, reference_numerics
+from metakernelbench.grading.compare import anchor_of, as_tuple, compare_all, reference_numerics, slices
 from metakernelbench.grading.disturbance import waited_ms
 from metakernelbench.grading.profile import Stopwatch
 from metakernelbench.grading.verdict import Comparison
@@ -26,6 +26,8 @@ from metakernelbench.problems.problem import Inputs, Outputs, Problem, copies
 
 _SCARCE = 0.4
 """The share of the GPU's memory that should be free."""
+_LARGE = 1 / 16
+"""Inputs that take this share of the GPU's memory leave none for what can be made again."""
 
 
 class Draw:
@@ -70,10 +72,17 @@ class Draw:
 
     def compare(self, actual: Sequence[torch.Tensor]) -> tuple[Comparison, ...]:
         """The contract's comparison of every output. The anchor is made for it and not kept: it can take a good part
-        of a GPU's memory."""
-        expected = self.expected
+        of a GPU's memory. It comes before the reference's outputs, so that they need not lie beside its inputs; where
+        inputs are large, outputs that are there already are given up for it and made again."""
+        large = _are_large(self.inputs)
+        if large:
+            self._result = None
+            torch.cuda.empty_cache()
         with self._stopwatch.span("anchors"), reference_numerics():
             anchor = anchor_of(self.problem.reference, self.inputs)
+        if large:
+            torch.cuda.empty_cache()  # what the anchor's inputs took comes in pieces of another size now
+        expected = self.expected
         with self._stopwatch.span("comparisons"):
             found = compare_all(self.problem.outputs, tuple(actual), expected, anchor)
         del anchor
@@ -94,7 +103,9 @@ class Draw:
             return False
         with self._stopwatch.span("comparisons"), reference_numerics():
             expected = as_tuple(self.problem.vectorized(*self.copies()))
-            return not all(starmap(_is_near, zip(actual, expected, [2 * x for x in allowances], strict=True)))
+            far = not all(starmap(_is_near, zip(actual, expected, [2 * x for x in allowances], strict=True)))
+        _give_back_if_scarce(self.inputs)
+        return far
 
 
 class Draws:
@@ -114,17 +125,26 @@ class Draws:
 def _give_back_if_scarce(inputs: Inputs) -> None:
     """Give unused GPU memory back where there is little left: pieces of an anchor's size, once cut up for smaller
     tensors, would not do for the next anchor."""
-    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
+    if _bytes_on_gpu(inputs):
         free, total = torch.cuda.mem_get_info()
         if free < _SCARCE * total:
             torch.cuda.empty_cache()
 
 
+def _are_large(inputs: Inputs) -> bool:
+    """Whether inputs take much of the GPU's memory; never on a CPU."""
+    size = _bytes_on_gpu(inputs)
+    return size > 0 and size > _LARGE * torch.cuda.mem_get_info()[1]
+
+
+def _bytes_on_gpu(inputs: Inputs) -> int:
+    return sum(x.nbytes for x in inputs if isinstance(x, torch.Tensor) and x.is_cuda)
+
+
 def _is_near(actual: torch.Tensor, expected: torch.Tensor, allowance: float) -> bool:
     if not expected.dtype.is_floating_point:
         return torch.equal(actual, expected)
-    a, b = actual.double(), expected.double()
-    return bool((((a - b).abs() <= allowance) | (a == b)).all())
+    return all(bool((((a - b).abs() <= allowance) | (a == b)).all()) for a, b in slices(actual, expected))
 
 
 @dataclass(frozen=True)

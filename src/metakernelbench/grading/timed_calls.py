@@ -29,7 +29,7 @@ from metakernelbench.grading.head_to_head import orders
 from metakernelbench.grading.profile import Stopwatch, TracedDraw
 from metakernelbench.grading.transport import Transport
 from metakernelbench.grading.verdict import Stage, Timing
-from metakernelbench.problems.problem import Problem
+from metakernelbench.problems.problem import Inputs, Problem
 from metakernelbench.problems.roofline import bound_seconds, gpu_named
 
 _SETTLED_FOR = 5
@@ -129,8 +129,9 @@ class TimedCalls:
     cores: CalmCores
     vectorized: bool
     """Whether the problem's vectorized form is timed as well."""
-    revealed: Draw | None = None
-    """The last draw that workers have seen. The control carries it: a worker can see the control's buffers as well."""
+    revealed: Inputs | None = None
+    """The last inputs that workers have seen. The control carries them: a worker can see the control's buffers as
+    well. Of their draw nothing else is kept, since the reference's outputs can be much of the GPU's memory."""
     eager_ms: list[float] = field(default_factory=list[float])
     waited: list[float] = field(default_factory=list[float])
     """The share of the eager side's time for which it waited for a processor."""
@@ -195,7 +196,7 @@ class TimedCalls:
                 for side in sides:
                     measured.order.append(f"control {self.sides.index(side)}")
                     measured.carrying_ms[side] = self._control(side)
-        self.revealed = draw
+        self.revealed = draw.inputs
         measured.took_s = time.monotonic() - began
         return measured
 
@@ -242,9 +243,9 @@ class TimedCalls:
     def _control(self, side: Side) -> float:
         """What it costs now to carry a draw to a worker of this side and back, in milliseconds."""
         keep = side.last.parcel if side.last is not None else None
-        self.revealed = self.revealed or self.draws.next()
+        self.revealed = self.revealed or self.draws.next().inputs
         with self.stopwatch.span("control"):
-            return self.control.call(side.transport, self.revealed.inputs, self.form, keep).carrying_ms
+            return self.control.call(side.transport, self.revealed, self.form, keep).carrying_ms
 
     def _check(self, side: Side, result: Result, draw: Draw, number: int, *, recheck: bool) -> None:
         """Hold an output to the reference, and to the anchor where it is to be rechecked or looks doubtful."""

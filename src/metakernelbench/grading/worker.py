@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,8 @@ _copy = torch.Tensor.copy_
 _MAX_TEXT = 4000
 """Characters: escaped as JSON, twelve bytes each at worst, they fit a message."""
 _NOTHING_SEEN = {"launches": 0, "foreign": "", "altered": 0, "events": list[Any]()}
+_HUGE = 1 << 30
+"""Bytes of a tensor that no cache can hold."""
 _MAX_TENSORS = 32
 _MAX_DIMENSIONS = 16
 
@@ -109,6 +112,7 @@ class _Worker:
         """Import the submission, whose source is the first descriptor's file."""
         assert self._scratch is not None, "the control loads no submission"
         self._prepare(message)
+        self._make_room()
         path = self._scratch / f"{os.getpid()}" / "kernel.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.dup(descriptors[0]), "rb") as file:
@@ -126,10 +130,16 @@ class _Worker:
         return {"op": "loaded"}
 
     def echo(self, message: dict[str, Any], _descriptors: Sequence[int]) -> dict[str, Any]:
-        """Do the control's work: a `solve` that does nothing and returns tensors of the form asked for."""
+        """Do the control's work: a `solve` that does nothing and returns tensors of the form asked for. Of these, all
+        that no cache can hold lie in the same memory: they are only read, which takes as long as if they did not."""
         self._prepare(message)
+        self._make_room()
+        huge = max((slot.span for slot in self._outputs if slot.span >= _HUGE), default=0)
+        block = torch.empty(huge, dtype=torch.uint8, device=self._device)
         tensors = [
-            torch.empty_strided(slot.shape, slot.stride, dtype=slot.torch_dtype, device=self._device)
+            replace(slot, offset=0).tensor_in(block)
+            if slot.span >= _HUGE
+            else torch.empty_strided(slot.shape, slot.stride, dtype=slot.torch_dtype, device=self._device)
             for slot in self._outputs
         ]
         result = {"tensor": tensors[:1], "list": tensors}.get(self._container, tuple(tensors))
@@ -170,9 +180,16 @@ class _Worker:
         mapped, self._mapped = self._mapped, {}
         for block in mapped.values():
             cuda_ipc.unmap(block)
+        self._make_room()
         return {"op": "forgotten"}
 
     # parts ------------------------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> None:
+        """Give back what an echo has taken of the GPU's memory, which others need."""
+        self._solve, self._results = None, []
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
 
     def _prepare(self, message: dict[str, Any]) -> None:
         """Learn the device and the form of every call."""
