@@ -17,6 +17,26 @@ HOSTILE = {
     "missing": (None, Stage.SOURCE, "missing"),
     "empty": (b"", Stage.SOURCE, "empty"),
     "blank": (b" \n\n", Stage.SOURCE, "empty"),
+    "code behind an encoding": (
+        b"# coding: raw_unicode_escape\ndef solve(): pass\n# \\u000aimport os\n",
+        Stage.SOURCE,
+        "not-utf8",
+    ),
+    "a comment that is code in UTF-7": (
+        b"# coding: utf-7\ndef solve(): pass\n# +AAo-import os\n",
+        Stage.SOURCE,
+        "not-utf8",
+    ),
+    "an encoding behind a carriage return": (
+        b"\r# coding: unicode_escape\rdef solve(): pass\r# \\nimport os\r",
+        Stage.SOURCE,
+        "not-utf8",
+    ),
+    "text that another encoding reads otherwise": (
+        "# coding: latin-1\nx = 'é'\ndef solve(): pass\n".encode(),
+        Stage.SOURCE,
+        "not-utf8",
+    ),
     "not UTF-8": (b"x = '\xff'\ndef solve(): pass\n", Stage.SOURCE, "not-utf8"),
     "too large": (b"#" * 300_001, Stage.SOURCE, "too-large"),
     "no Python": (b"def solve(:\n", Stage.SOURCE, "syntax-error"),

@@ -11,7 +11,6 @@ the mailbox is closed; a submission whose grading was under way is recorded with
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import base64
 import binascii
@@ -20,7 +19,6 @@ import json
 import re
 import shlex
 import time
-import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -30,6 +28,7 @@ from metakernelbench.attempts.record import Submission
 from metakernelbench.attempts.sandbox.channel import SandboxLost
 from metakernelbench.errors import InfrastructureFault
 from metakernelbench.grading.contract import CONTRACT
+from metakernelbench.grading.source import parse
 from metakernelbench.grading.verdict import Verdict
 
 _POLL_S = 0.3
@@ -200,10 +199,7 @@ def refuse(source: bytes | None) -> str | None:
     if len(source) > CONTRACT.max_source_bytes:
         return f"kernel.py is larger than {CONTRACT.max_source_bytes} bytes. Not graded, not counted: make it smaller."
     try:
-        text = source.decode()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(text)
+        parse(source)
     except UnicodeDecodeError as error:
         return f"kernel.py is not UTF-8 (byte {error.start}). Not graded, not counted."
     except SyntaxError as error:

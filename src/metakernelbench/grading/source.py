@@ -10,33 +10,45 @@ from metakernelbench.grading.contract import Contract
 from metakernelbench.grading.verdict import Finding
 
 
+class OtherEncoding(ValueError):
+    """A source is not what it seems."""
+
+
 def read(source: bytes | None, contract: Contract) -> ast.Module | Finding:
     """The syntax tree of a kernel.py, or what is wrong with it. None stands for a missing file."""
-    text = _text(source, contract)
-    if isinstance(text, Finding):
-        return text
+    if source is None:
+        return finding("missing")
+    if len(source) > contract.max_source_bytes:
+        return finding("too-large", f"kernel.py has more than {contract.max_source_bytes:,} bytes")
+    if not source.strip():
+        return finding("empty")
+    tree = _tree(source)
+    return finding("no-solve") if isinstance(tree, ast.Module) and not _defines_solve(tree) else tree
+
+
+def _tree(source: bytes) -> ast.Module | Finding:
     try:
-        with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(text)
+        return parse(source)
+    except UnicodeDecodeError as error:
+        line = source[: error.start].count(b"\n") + 1
+        return finding("not-utf8", f"Byte {error.start} does not decode", line)
+    except OtherEncoding as error:
+        return finding("not-utf8", str(error))
     except SyntaxError as error:
         return finding("syntax-error", error.msg, error.lineno)
     except (ValueError, RecursionError, MemoryError) as error:
         return finding("syntax-error", f"Python's parser gave up ({type(error).__name__})")
-    return tree if _defines_solve(tree) else finding("no-solve")
 
 
-def _text(source: bytes | None, contract: Contract) -> str | Finding:
-    if source is None:
-        return finding("missing")
-    if len(source) > contract.max_source_bytes:
-        return finding("too-large", f"kernel.py has {len(source):,} bytes of at most {contract.max_source_bytes:,}")
-    if not source.strip():
-        return finding("empty")
-    try:
-        return source.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = source[: error.start].count(b"\n") + 1
-        return finding("not-utf8", f"Byte {error.start} does not decode", line)
+def parse(source: bytes) -> ast.Module:
+    """The syntax tree of a source that says the same to who reads it as UTF-8 and to Python, which obeys a comment that
+    declares another encoding: what is a comment in one can be code in the other. Raises `UnicodeDecodeError`,
+    `OtherEncoding`, and what Python's parser raises."""
+    with warnings.catch_warnings(action="ignore"):
+        tree, imported = ast.parse(source.decode("utf-8-sig")), ast.parse(source)
+    if ast.dump(tree) != ast.dump(imported):
+        raise OtherEncoding("its first lines declare an encoding in which it says something else than in UTF-8")
+    return tree
 
 
 def _defines_solve(tree: ast.Module) -> bool:
