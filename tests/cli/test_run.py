@@ -239,6 +239,28 @@ def test_status_shows_how_far_every_experiment_of_a_store_has_come(folder: Path)
     assert document["experiments"][0]["kinds"]["solo"]["states"]["failed"] == 1
 
 
+def test_a_file_is_told_where_another_of_the_same_name_ran_last(folder: Path) -> None:
+    (folder / "one.toml").write_text(SPEC.replace('"p03", ', ""))
+    with Store.open(folder / "out", create=True) as store:
+        spec = spec_of(folder, problems=("p28",), models=("scripted/nothing",))
+        store.save_experiment(spec, plan_of(spec))
+    said = "small: the file asks for 8 attempts, the stored plan has 4: mkb run small.toml\n"
+    for command in ("status", "tables", "report"):
+        assert said in mkb(command, "small.toml", cwd=folder).stderr
+        assert "the file asks for" not in mkb(command, "one.toml", cwd=folder).stderr
+    assert json.loads(mkb("status", "small.toml", "--json", cwd=folder).stdout)["experiments"][0]["otherwise"]
+
+
+def test_a_run_says_what_it_takes_out_of_the_stored_plan(folder: Path) -> None:
+    (folder / "one.toml").write_text(SPEC.replace('"p03", ', ""))
+    with Store.open(folder / "out", create=True) as store:
+        spec = spec_of(folder, models=("scripted/nothing",))
+        store.save_experiment(spec, plan_of(spec))
+    said = "This run's plan of 4 attempts replaces the stored one of 8 under the name `small`: 4 leave status"
+    assert said in mkb("run", "one.toml", "--dry-run", cwd=folder).stderr
+    assert said in mkb("run", "one.toml", cwd=folder).stderr
+
+
 def test_status_of_nothing_says_where_it_looked(folder: Path) -> None:
     done = mkb("status", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")

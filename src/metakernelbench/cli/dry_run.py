@@ -28,23 +28,27 @@ def show_plan(spec: ExperimentSpec, *, as_json: bool) -> None:
     from metakernelbench.attempts.attempt import fingerprint
     from metakernelbench.experiments.estimate import estimate
     from metakernelbench.experiments.plan import idle_designs, plan_missing, plan_of
+    from metakernelbench.experiments.stored_plan import loses
 
     store = _existing_store(spec)
     try:
         plan = plan_missing(spec, plan_of(spec), store, fingerprint)
         costs = estimate(plan, store)
+        lost = None if store is None else loses(spec, store)
     finally:
         if store is not None:
             store.close()
+    if lost is not None:
+        output.warn(lost)
     obstacles = _obstacles(spec)
     if as_json:
         output.print_json(_as_json(plan, costs) | {"obstacles": obstacles})
         return
     _print(plan, costs)
     if (idle := idle_designs(spec, plan.plan)) is not None:
-        output.stderr.print(harmless(idle), markup=False, style="yellow", soft_wrap=True)
+        output.warn(idle)
     for obstacle in obstacles:
-        output.stderr.print(f"would not start here: {harmless(obstacle)}", markup=False, style="yellow", soft_wrap=True)
+        output.warn(f"would not start here: {obstacle}")
 
 
 def last_line(text: str) -> str:

@@ -51,6 +51,11 @@ def print_json(value: Any) -> None:
     )
 
 
+def warn(text: str) -> None:
+    """Say on stderr what should be known and ends nothing."""
+    _console("stderr").print(harmless(text), markup=False, style="yellow", soft_wrap=True)
+
+
 def report_error(error: MkbError, *, as_json: bool) -> ExitCode:
     """Print an error with its hint, as text on stderr or as JSON on stdout, and return the exit code it deserves."""
     code = ExitCode.INFRASTRUCTURE if isinstance(error, InfrastructureFault) else ExitCode.USAGE

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from metakernelbench.cli import output
+from metakernelbench.cli.commands import run_command
 from metakernelbench.cli.output import ExitCode
 from metakernelbench.errors import UserError
 
@@ -64,11 +65,15 @@ def opened(experiment: str, location: str | None) -> tuple[Store, str]:
     --store."""
     from metakernelbench.experiments.loading import open_store
     from metakernelbench.experiments.spec import load_spec
+    from metakernelbench.experiments.stored_plan import asks_otherwise
     from metakernelbench.store.store import Store
 
     if experiment.endswith(".toml"):
         spec = load_spec(Path(experiment), store=location)
-        return open_store(spec), spec.name
+        found = open_store(spec)
+        if (otherwise := asks_otherwise(spec, found)) is not None:
+            output.warn(f"{otherwise}: {run_command(experiment, store=location)}")
+        return found, spec.name
     if location is None:
         raise UserError(f"`{experiment}` is not a TOML file, so its store is not known", hint="give it with --store")
     return Store.open(location), experiment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from metakernelbench.cli import output
+from metakernelbench.cli.commands import report_command, run_command
 from metakernelbench.cli.dry_run import last_line, show_plan
 from metakernelbench.cli.output import ExitCode
 from metakernelbench.text import harmless
@@ -44,40 +44,39 @@ def run(
 
     resolved, notes = prepared(spec, store=store, model=model)
     for note in notes:
-        output.stderr.print(harmless(note), markup=False, style="yellow", soft_wrap=True)
+        output.warn(note)
     if dry_run:
         show_plan(resolved, as_json=as_json)
         return
-    resume = shlex.join(["mkb", "run", str(spec), *_given("--store", store), *_given("--model", model)])
+    resume = run_command(str(spec), store=store, model=model)
     outcome = asyncio.run(_run(resolved, resume))
     if as_json:
         output.print_json(_outcome_as_json(resolved, outcome, resume))
     else:
-        read = shlex.join(["mkb", "report", str(spec), *_given("--store", store)])
+        read = report_command(str(spec), store=store)
         _show_outcome(resolved, outcome, then=resume if outcome.remaining else read)
     raise typer.Exit(_exit_code(outcome))
-
-
-def _given(flag: str, value: str | None) -> list[str]:
-    return [] if value is None else [flag, value]
 
 
 async def _run(spec: ExperimentSpec, resume: str) -> Outcome:
     from metakernelbench.experiments.interruption import Interruption
     from metakernelbench.experiments.loading import open_store
-    from metakernelbench.experiments.progress import shown_on
+    from metakernelbench.experiments.progress import end_first, shown_on
     from metakernelbench.experiments.run import check_models, real_machinery, run_experiment
+    from metakernelbench.experiments.stored_plan import loses
     from metakernelbench.judging.registry import open_judge
 
     machinery = real_machinery()
     check_models(spec, machinery)
     async with AsyncExitStack() as opened:
         store = opened.enter_context(open_store(spec, create=True))
+        if (lost := loses(spec, store)) is not None:
+            output.warn(lost)
         progress = opened.enter_context(shown_on(output.stderr))
 
         def requested(times: int) -> None:
             if times == 1:
-                progress.note(f"Stopping: {len(progress.running)} running attempts end first, nothing new is started.")
+                progress.note(f"Stopping: {end_first(len(progress.running))}, nothing new is started.")
                 progress.note(f"Press Ctrl-C again to leave at once. To go on later: {resume}")
 
         interruption = Interruption(requested)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metakernelbench.cli import output
+from metakernelbench.cli.commands import run_command
 from metakernelbench.cli.dry_run import last_line, shown_states
 from metakernelbench.errors import UserError
 from metakernelbench.text import harmless
@@ -39,6 +40,9 @@ def status(
     if watch and as_json:
         raise UserError("--watch is for people, --json for programs: choose one")
     found = _look(target, store)
+    for one in found:
+        if one.otherwise is not None:
+            output.warn(f"{one.otherwise}: {run_command(target, store=store)}")
     if as_json:
         output.print_json({"experiments": [dataclasses.asdict(one) for one in found]})
     elif watch:
@@ -61,13 +65,13 @@ def _watch(target: str, store: str | None) -> None:
 def _look(target: str, store: str | None) -> list[ExperimentStatus]:
     from metakernelbench.attempts.attempt import fingerprint
     from metakernelbench.experiments.loading import open_store, prepared
-    from metakernelbench.experiments.status import status_of
+    from metakernelbench.experiments.status import status_of, status_of_file
     from metakernelbench.store.store import Store
 
     if target.endswith(".toml"):
         spec, _ = prepared(Path(target), store=store)
         with open_store(spec) as opened:
-            return [status_of(opened, spec.name, fingerprint)]
+            return [status_of_file(opened, spec, fingerprint)]
     found = []
     for place in _stores_in(target):
         with Store.open(place) as opened:

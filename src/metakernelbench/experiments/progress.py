@@ -41,6 +41,11 @@ class Progress(Protocol):
     def end(self) -> None: ...
 
 
+def end_first(running: int) -> str:
+    """What is said of the attempts that a run lets come to their end."""
+    return "1 running attempt ends first" if running == 1 else f"{running} running attempts end first"
+
+
 @dataclass
 class _Running:
     """One attempt that is going on."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from metakernelbench.errors import StoreError
 from metakernelbench.experiments.interruption import Interruption
 from metakernelbench.experiments.plan import RunPlan, plan_missing, plan_of
-from metakernelbench.experiments.progress import Progress
+from metakernelbench.experiments.progress import Progress, end_first
 from metakernelbench.experiments.queue import Queue
 from metakernelbench.experiments.settle import Machinery, Result, Settler
 from metakernelbench.experiments.spec import ExperimentSpec
@@ -187,9 +187,7 @@ class _Runner:
         """A store that cannot be used: what runs may still come to its end and be kept."""
         if self._store_error is None:
             self._store_error = error
-            self._progress.note(
-                f"{error.message}: nothing new is started, {len(self._running)} running attempts end first"
-            )
+            self._progress.note(f"{error.message}: nothing new is started, {end_first(len(self._running))}")
 
     async def _look_around(self) -> None:
         """See at one glance which of the next attempts other runners are at or have finished, without claiming each."""

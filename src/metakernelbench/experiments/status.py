@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metakernelbench.experiments.plan import Fingerprint, RunPlan, State, kinds_of, plan_missing
+from metakernelbench.experiments.spec import ExperimentSpec
+from metakernelbench.experiments.stored_plan import asks_otherwise, would_run_again
 from metakernelbench.store.store import Store
 
 
@@ -37,6 +39,8 @@ class ExperimentStatus:
     waiting: dict[str, str]
     """Key → what the attempt waits for."""
     complete: bool
+    otherwise: str | None = None
+    """How the file that was asked about differs from what the store holds; then it is not complete."""
 
 
 def status_of(store: Store, name: str, fingerprint: Fingerprint) -> ExperimentStatus:
@@ -53,6 +57,15 @@ def status_of(store: Store, name: str, fingerprint: Fingerprint) -> ExperimentSt
         waiting={item.attempt.key: item.reason or "" for item in plan.items if item.state is State.WAITING},
         complete=all(item.settled for item in plan.items),
     )
+
+
+def status_of_file(store: Store, spec: ExperimentSpec, fingerprint: Fingerprint) -> ExperimentStatus:
+    """The status of an experiment as last run, which is complete only where a run of this file would do nothing."""
+    status = status_of(store, spec.name, fingerprint)
+    otherwise = asks_otherwise(spec, store)
+    if otherwise is None and status.complete:
+        otherwise = would_run_again(spec, store, fingerprint)
+    return replace(status, otherwise=otherwise, complete=status.complete and otherwise is None)
 
 
 def _kinds(plan: RunPlan, store: Store, running: dict[str, str]) -> dict[str, KindStatus]:
