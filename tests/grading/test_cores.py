@@ -55,36 +55,40 @@ def test_whoever_has_a_calm_core_keeps_it(machine: Machine) -> None:
     calm = CalmCores(range(32))
     calm.settle([0, 7, 8])
     before = dict(machine.where)
-    calm.keep_calm([0, 7, 8])
-    assert machine.where == before and calm.calm_here()
+    for pid in (0, 7, 8):
+        calm.look_after(pid)
+    assert machine.where == before
 
 
-def test_a_core_that_turned_slow_is_left(machine: Machine) -> None:
+@pytest.mark.parametrize("pid", [0, 7])
+def test_a_core_that_turned_slow_is_left_and_nobody_elses_is_taken(machine: Machine, pid: int) -> None:
+    machine.slow -= {4, 5}
     calm = CalmCores(range(32))
     calm.settle([0, 7, 8])
-    left = min(machine.where[7])
-    machine.slow.add(left)
-    calm.keep_calm([0, 7, 8])
-    given = [min(machine.where[pid]) for pid in (0, 7, 8)]
-    assert len(set(given)) == 3 and left not in given
+    before = dict(machine.where)
+    machine.slow.add(min(before[pid]))
+    calm.look_after(pid)
+    assert machine.where.pop(pid) not in before.values()
+    assert all(before[other] == halves for other, halves in machine.where.items())
 
 
-def test_somebody_new_is_given_a_core_as_well(machine: Machine) -> None:
+def test_where_no_core_is_calm_the_calmest_is_taken(machine: Machine) -> None:
     calm = CalmCores(range(32))
-    calm.settle([0, 7])
-    calm.keep_calm([0, 7, 9])
-    assert len({min(machine.where[pid]) for pid in (0, 7, 9)}) == 3
+    calm.settle([0, 7, 8])
+    machine.slow |= set(range(16))
+    calm.look_after(7)
+    assert len({min(machine.where[pid]) for pid in (0, 7, 8)}) == 3
 
 
-def test_the_own_core_is_calm_until_it_slows_down(machine: Machine) -> None:
+def test_who_was_given_no_core_is_not_looked_after(machine: Machine) -> None:
     calm = CalmCores(range(32))
-    assert calm.calm_here()  # nothing was given: nothing is known
+    calm.look_after(0)
     calm.settle([0, 7])
-    assert calm.calm_here()
-    machine.slow.add(min(machine.where[0]))
-    assert not calm.calm_here()
     calm.release()
-    assert calm.calm_here()
+    before = dict(machine.where)
+    for pid in (0, 7, 9, None):
+        calm.look_after(pid)
+    assert machine.where == before
 
 
 def test_who_gets_which_is_left_to_chance(machine: Machine) -> None:

@@ -1,10 +1,13 @@
 """p01, paged grouped-query decode, in TIRx.
 
-CUDA: two kernels, as in split-context flash decoding. The contexts are cut into chunks. In the first kernel a thread
-block has one chunk and one KV head for all of the head's queries, so that keys and values are read once: 16 threads
-share a token, 8 values (16 bytes) each, eight tokens at a time, with a running softmax for each of the eight. The
-second kernel joins the chunks of a sequence. Which sequence a chunk belongs to is counted on the device: nothing waits
-for the offsets to reach the host. CPU: plain loops, a query head at a time.
+CUDA: two kernels, as in split-context flash decoding. The list of all tokens is cut into as many equal spans as the GPU
+has multiprocessors, wherever the sequences begin and end, so that all thread blocks have the same work. A block has a
+warp for each KV head; the warps never wait for each other, but ask for the same tokens at the same time, which lie side
+by side. Each copies its keys and values to shared memory, 16 tokens at a time and two tiles ahead, also where one
+sequence ends and the next begins. Both products run on the tensor cores (m16n8k16): the logits as queries times keys,
+whose result is, rounded, the right operand of values times powers. Every piece of a sequence leaves a partial result,
+numbered span + sequence, which the second kernel joins, several at a time. Nothing waits for the offsets to reach the
+host. CPU: plain loops, a query head at a time.
 """
 
 from functools import cache
@@ -13,153 +16,264 @@ import torch
 import tvm
 from tvm.script import tirx as T  # noqa: N812
 
-CHUNK = 256  # tokens
-VECTOR = 8
-THREADS = 128
-UNROLL = 4  # tokens in flight in each thread
+KEYS = 16  # tokens at a time
+STAGES = 3  # tiles in shared memory: one is worked on, two are on their way
+LONGEST = 512  # tokens of a span
+VECTOR = 8  # bfloat16 values in 16 bytes
+PADDING = 8  # so much longer are rows in shared memory: eight of them, 16 bytes each, meet all its banks
+EXTRA = 4  # floats behind a partial result: its highest logit and its weight, and two to keep rows at 16 bytes
+JOINED = 8  # partial results that are joined at a time
 LOG2_E = 1.4426950408889634
 LOWEST = -1.0e30
 MASKED = -3.0e38  # so far below `LOWEST` that its power of two is zero
 
 
 @T.jit
-def chunk_cuda(
+def span_cuda(
     qh: T.handle,
     kh: T.handle,
     vh: T.handle,
     po: T.handle,
     pi: T.handle,
     scale: T.float32,
-    to: T.handle,
-    hi: T.handle,
-    we: T.handle,
+    span: T.int32,
+    blocks: T.int32,
+    pa: T.handle,
     *,
     heads: T.constexpr,
     kv_heads: T.constexpr,
     group: T.constexpr,
     size: T.constexpr,
-    lanes: T.constexpr,
-    teams: T.constexpr,
 ):
-    """`group` query heads of a KV head; `teams` of `lanes` threads, a token a team."""
+    """Warp `w` of block `s` has KV head `w`, read by `group` query heads, and the tokens from `s * span` on."""
     sequences = T.int32()
     pool = T.int32()
     listed = T.int32()
-    chunks = T.int32()
+    parts = T.int32()
     q = T.match_buffer(qh, (sequences, heads, size), "bfloat16")
-    k_cache = T.match_buffer(kh, (pool, kv_heads, size), "bfloat16")
-    v_cache = T.match_buffer(vh, (pool, kv_heads, size), "bfloat16")
+    k_cache = T.match_buffer(kh, (pool, 1, kv_heads, size), "bfloat16")
+    v_cache = T.match_buffer(vh, (pool, 1, kv_heads, size), "bfloat16")
     offsets = T.match_buffer(po, (sequences + 1,), "int32")
     tokens = T.match_buffer(pi, (listed,), "int32")
-    totals = T.match_buffer(to, (chunks, heads, size), "float32")
-    highest = T.match_buffer(hi, (chunks, heads), "float32")
-    weights = T.match_buffer(we, (chunks, heads), "float32")
+    partials = T.match_buffer(pa, (parts, heads, size + EXTRA), "float32")
     T.device_entry()
-    chunk, kv_head = T.cta_id([chunks, kv_heads])
-    thread = T.thread_id([THREADS])
-    team = T.alloc_local((1,), "int32")
+    block = T.cta_id([blocks])
+    thread = T.thread_id([32 * kv_heads])
+    # For each warp the stages, each of keys and values, then its queries.
+    shared = T.alloc_buffer((kv_heads, 2 * STAGES * KEYS + group, size + PADDING), "bfloat16", scope="shared.dyn")
+    chosen = T.alloc_shared((LONGEST,), "int32")
+    found = T.alloc_shared((2,), "int32")
+    # The span's tiles: whose tokens they are, and the first and the sequence's last of them, counted in the span.
+    owners = T.alloc_shared((LONGEST,), "int32")
+    firsts = T.alloc_shared((LONGEST,), "int32")
+    lasts = T.alloc_shared((LONGEST,), "int32")
     lane = T.alloc_local((1,), "int32")
+    warp = T.alloc_local((1,), "int32")
+    span_start = T.alloc_local((1,), "int32")
+    span_stop = T.alloc_local((1,), "int32")
     sequence = T.alloc_local((1,), "int32")
-    part = T.alloc_local((1,), "int32")
-    first = T.alloc_local((1,), "int32")
     start = T.alloc_local((1,), "int32")
     stop = T.alloc_local((1,), "int32")
+    tiles = T.alloc_local((1,), "int32")
+    tile = T.alloc_local((1,), "int32")
     place = T.alloc_local((1,), "int32")
-    token = T.alloc_local((1,), "int32")
-    part_q = T.alloc_local((VECTOR,), "bfloat16")
-    queries = T.alloc_local((group, VECTOR), "float32")
-    k = T.alloc_local((UNROLL, VECTOR), "bfloat16")
-    v = T.alloc_local((UNROLL, VECTOR), "bfloat16")
-    total = T.alloc_local((group, VECTOR), "float32")
-    top = T.alloc_local((group,), "float32")
-    weight = T.alloc_local((group,), "float32")
-    logit = T.alloc_local((UNROLL,), "float32")
-    new_top = T.alloc_local((1,), "float32")
+    row = T.alloc_local((1,), "int32")
+    # Fragments: two neighbouring columns of a row, the same of the row eight further down, then eight columns on.
+    left = T.alloc_local((size // 16, 4), "uint32")
+    matrices = T.alloc_local((4,), "uint32")
+    powers = T.alloc_local((KEYS // 8,), "uint32")
+    sums = T.alloc_local((2, KEYS // 8, 4), "float32")
+    logits = T.alloc_local((KEYS // 8, 2), "float32")
+    total = T.alloc_local((size // 16, 4), "float32")
+    top = T.alloc_local((1,), "float32")
+    weight = T.alloc_local((1,), "float32")
+    peak = T.alloc_local((1,), "float32")
     shrink = T.alloc_local((1,), "float32")
-    joined = T.alloc_local((2,), "float32")
-    team_totals = T.alloc_shared((teams, group, size), "float32")
-    team_top = T.alloc_shared((teams, group), "float32")
-    team_weight = T.alloc_shared((teams, group), "float32")
-    team[0] = thread // lanes
-    lane[0] = thread % lanes
-    sequence[0] = 0
-    part[0] = 0
-    first[0] = 0
-    for b in T.serial(sequences):
-        if chunk >= first[0]:
-            sequence[0] = b
-            part[0] = chunk - first[0]
-        first[0] = first[0] + (offsets[b + 1] - offsets[b] + CHUNK - 1) // CHUNK
-    start[0] = offsets[sequence[0]] + part[0] * CHUNK
-    stop[0] = T.min(start[0] + CHUNK, offsets[sequence[0] + 1])
-    for g in T.unroll(group):
-        top[g] = T.float32(LOWEST)
-        weight[g] = T.float32(0)
-        for e in T.vectorized(VECTOR):
-            part_q[e] = q[sequence[0], kv_head * group + g, lane[0] * VECTOR + e]
-        for e in T.unroll(VECTOR):
-            queries[g, e] = T.cast(part_q[e], "float32") * (scale * T.float32(LOG2_E))
-            total[g, e] = T.float32(0)
-    # Every thread of the block runs the same number of steps: threads of different teams meet in the shuffles.
-    for step in T.serial(CHUNK // (teams * UNROLL)):
-        if start[0] + step * (teams * UNROLL) < stop[0]:
-            place[0] = start[0] + step * (teams * UNROLL) + team[0]
-            for u in T.unroll(UNROLL):
-                token[0] = tokens[T.min(place[0] + u * teams, stop[0] - 1)]
-                for e in T.vectorized(VECTOR):
-                    k[u, e] = k_cache[token[0], kv_head, lane[0] * VECTOR + e]
-                for e in T.vectorized(VECTOR):
-                    v[u, e] = v_cache[token[0], kv_head, lane[0] * VECTOR + e]
-            for g in T.unroll(group):
-                new_top[0] = top[g]
-                for u in T.unroll(UNROLL):
-                    logit[u] = T.float32(0)
-                    for e in T.unroll(VECTOR):
-                        logit[u] = logit[u] + queries[g, e] * T.cast(k[u, e], "float32")
-                    logit[u] = T.cuda.warp_sum(logit[u], lanes)
-                    if place[0] + u * teams >= stop[0]:
-                        logit[u] = T.float32(MASKED)
-                    new_top[0] = T.max(new_top[0], logit[u])
-                shrink[0] = T.exp2(top[g] - new_top[0])
-                top[g] = new_top[0]
-                weight[g] = weight[g] * shrink[0]
-                for e in T.unroll(VECTOR):
-                    total[g, e] = total[g, e] * shrink[0]
-                for u in T.unroll(UNROLL):
-                    logit[u] = T.exp2(logit[u] - new_top[0])
-                    weight[g] = weight[g] + logit[u]
-                    for e in T.unroll(VECTOR):
-                        total[g, e] = total[g, e] + logit[u] * T.cast(v[u, e], "float32")
-    for g in T.unroll(group):
-        for e in T.vectorized(VECTOR):
-            team_totals[team[0], g, lane[0] * VECTOR + e] = total[g, e]
-        if lane[0] == 0:
-            team_top[team[0], g] = top[g]
-            team_weight[team[0], g] = weight[g]
+    shrinks = T.alloc_local((2,), "float32")
+    lane[0] = thread % 32
+    warp[0] = thread // 32
+    span_start[0] = block * span
+    span_stop[0] = T.min(span_start[0] + span, offsets[sequences])
+    # The sequences of the first and the last token, and which tokens they are.
+    for turn in T.serial((sequences + 32 * kv_heads - 1) // (32 * kv_heads)):
+        place[0] = turn * (32 * kv_heads) + thread
+        if place[0] < sequences:
+            start[0] = offsets[place[0]]
+            stop[0] = offsets[place[0] + 1]
+            if start[0] <= span_start[0] and span_start[0] < stop[0]:
+                found[0] = place[0]
+            if start[0] < span_stop[0] and span_stop[0] <= stop[0]:
+                found[1] = place[0]
+    for turn in T.serial((span + 32 * kv_heads - 1) // (32 * kv_heads)):
+        place[0] = turn * (32 * kv_heads) + thread
+        if span_start[0] + place[0] < span_stop[0]:
+            chosen[place[0]] = tokens[span_start[0] + place[0]]
     T.cuda.cta_sync()
-    if thread < size:
-        for g in T.unroll(group):
-            new_top[0] = T.float32(LOWEST)
-            for t in T.unroll(teams):
-                new_top[0] = T.max(new_top[0], team_top[t, g])
-            joined[0] = T.float32(0)
-            joined[1] = T.float32(0)
-            for t in T.unroll(teams):
-                shrink[0] = T.exp2(team_top[t, g] - new_top[0])
-                joined[0] = joined[0] + team_totals[t, g, thread] * shrink[0]
-                joined[1] = joined[1] + team_weight[t, g] * shrink[0]
-            totals[chunk, kv_head * group + g, thread] = joined[0]
-            if thread == 0:
-                highest[chunk, kv_head * group + g] = new_top[0]
-                weights[chunk, kv_head * group + g] = joined[1]
+    tiles[0] = 0
+    if span_start[0] < span_stop[0]:
+        for piece in T.serial(found[1] - found[0] + 1):
+            start[0] = T.max(offsets[found[0] + piece], span_start[0]) - span_start[0]
+            stop[0] = T.min(offsets[found[0] + piece + 1], span_stop[0]) - span_start[0]
+            for turn in T.serial((stop[0] - start[0] + 32 * kv_heads * KEYS - 1) // (32 * kv_heads * KEYS)):
+                place[0] = turn * (32 * kv_heads) + thread
+                if start[0] + place[0] * KEYS < stop[0]:
+                    owners[tiles[0] + place[0]] = found[0] + piece
+                    firsts[tiles[0] + place[0]] = start[0] + place[0] * KEYS
+                    lasts[tiles[0] + place[0]] = stop[0] - 1
+            tiles[0] = tiles[0] + (stop[0] - start[0] + KEYS - 1) // KEYS
+    T.cuda.cta_sync()
+    # Every turn starts copying a tile and works on the one that was started two turns ago.
+    for turn in T.serial(tiles[0] + STAGES - 1):
+        T.ptx.cp_async.wait_group(STAGES - 2)
+        T.cuda.warp_sync()
+        if turn < tiles[0]:
+            row[0] = turn % STAGES * (2 * KEYS)
+            for step in T.unroll(KEYS * size // (32 * VECTOR)):
+                # Places past the last token repeat it.
+                place[0] = firsts[turn] + (step * 32 + lane[0]) // (size // VECTOR)
+                place[0] = chosen[T.min(place[0], lasts[turn])]
+                T.ptx.cp_async(
+                    T.address_of(
+                        shared[
+                            warp[0],
+                            row[0] + (step * 32 + lane[0]) // (size // VECTOR),
+                            (step * 32 + lane[0]) % (size // VECTOR) * VECTOR,
+                        ]
+                    ),
+                    T.address_of(k_cache[place[0], 0, warp[0], (step * 32 + lane[0]) % (size // VECTOR) * VECTOR]),
+                    16,
+                )
+                T.ptx.cp_async(
+                    T.address_of(
+                        shared[
+                            warp[0],
+                            row[0] + KEYS + (step * 32 + lane[0]) // (size // VECTOR),
+                            (step * 32 + lane[0]) % (size // VECTOR) * VECTOR,
+                        ]
+                    ),
+                    T.address_of(v_cache[place[0], 0, warp[0], (step * 32 + lane[0]) % (size // VECTOR) * VECTOR]),
+                    16,
+                )
+        T.ptx.cp_async.commit_group()
+        if turn >= STAGES - 1:
+            tile[0] = turn - (STAGES - 1)
+            sequence[0] = owners[tile[0]]
+            if tile[0] == 0 or owners[T.max(tile[0] - 1, 0)] != sequence[0]:
+                for step in T.unroll((group * size // VECTOR + 31) // 32):
+                    place[0] = step * 32 + lane[0]
+                    if place[0] < group * size // VECTOR:
+                        for e in T.vectorized(VECTOR):
+                            shared[
+                                warp[0],
+                                2 * STAGES * KEYS + place[0] // (size // VECTOR),
+                                place[0] % (size // VECTOR) * VECTOR + e,
+                            ] = q[
+                                sequence[0],
+                                warp[0] * group + place[0] // (size // VECTOR),
+                                place[0] % (size // VECTOR) * VECTOR + e,
+                            ]
+                T.cuda.warp_sync()
+                for step in T.unroll(size // 16):  # rows past the last head repeat it
+                    T.ptx.ldmatrix(
+                        *(False, 4, ".b16"),
+                        T.address_of(
+                            shared[
+                                warp[0],
+                                2 * STAGES * KEYS + T.min(lane[0] % 8, group - 1),
+                                step * 16 + lane[0] // 16 * 8,
+                            ]
+                        ),
+                        *[T.address_of(left[step, i]) for i in range(4)],
+                    )
+                top[0] = T.float32(LOWEST)
+                weight[0] = T.float32(0)
+                for column in T.unroll(size // 16):
+                    for e in T.unroll(4):
+                        total[column, e] = T.float32(0)
+            row[0] = (turn + 1) % STAGES * (2 * KEYS) + lane[0] // 16 * 8 + lane[0] % 8
+            # In two halves: tensor cores round sums coarsely.
+            for half in T.unroll(2):
+                for column in T.unroll(KEYS // 8):
+                    for e in T.unroll(4):
+                        sums[half, column, e] = T.float32(0)
+            for step in T.unroll(size // 32):
+                for half in T.unroll(2):
+                    T.ptx.ldmatrix(
+                        *(False, 4, ".b16"),
+                        T.address_of(
+                            shared[
+                                warp[0],
+                                row[0],
+                                (half * (size // 32) + step) * 16 + lane[0] // 8 % 2 * 8,
+                            ]
+                        ),
+                        *[T.address_of(matrices[i]) for i in range(4)],
+                    )
+                    for column in T.unroll(KEYS // 8):
+                        T.ptx.mma(
+                            *("m16n8k16", "row", "col", "float32", "bfloat16", "bfloat16", "float32"),
+                            [T.address_of(sums[half, column, i]) for i in range(4)],
+                            [T.address_of(left[half * (size // 32) + step, i]) for i in range(4)],
+                            [T.address_of(matrices[column * 2 + i]) for i in range(2)],
+                            [T.address_of(sums[half, column, i]) for i in range(4)],
+                        )
+            # This lane has head `lane // 4` and tokens `lane % 4 * 2` and the next of every eight.
+            peak[0] = top[0]
+            for column in T.unroll(KEYS // 8):
+                for e in T.unroll(2):
+                    logits[column, e] = (sums[0, column, e] + sums[1, column, e]) * (scale * T.float32(LOG2_E))
+                    if firsts[tile[0]] + column * 8 + lane[0] % 4 * 2 + e > lasts[tile[0]]:
+                        logits[column, e] = T.float32(MASKED)
+                    peak[0] = T.max(peak[0], logits[column, e])
+            peak[0] = T.cuda.warp_max(peak[0], 4)
+            shrink[0] = T.exp2(top[0] - peak[0])
+            top[0] = peak[0]
+            weight[0] = weight[0] * shrink[0]
+            for column in T.unroll(KEYS // 8):
+                for e in T.unroll(2):
+                    logits[column, e] = T.exp2(logits[column, e] - peak[0])
+                    weight[0] = weight[0] + logits[column, e]
+                powers[column] = T.cuda.float22bfloat162_rn(logits[column, 0], logits[column, 1])
+            # In the second product it has heads `lane % 4 * 2` and the next.
+            for e in T.unroll(2):
+                shrinks[e] = T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), shrink[0], (lane[0] % 4 * 2 + e) * 4, 32)
+            for column in T.unroll(size // 16):
+                for e in T.unroll(4):
+                    total[column, e] = total[column, e] * shrinks[e % 2]
+                T.ptx.ldmatrix(
+                    *(True, 4, ".b16"),
+                    T.address_of(
+                        shared[warp[0], row[0] + KEYS, column * 16 + lane[0] // 8 % 2 * 8],
+                    ),
+                    *[T.address_of(matrices[i]) for i in range(4)],
+                )
+                T.ptx.mma(
+                    *("m16n8k16", "row", "col", "float32", "bfloat16", "bfloat16", "float32"),
+                    [T.address_of(total[column, i]) for i in range(4)],
+                    [T.address_of(matrices[i]) for i in range(4)],
+                    [T.address_of(powers[i]) for i in range(2)],
+                    [T.address_of(total[column, i]) for i in range(4)],
+                )
+            if tile[0] == tiles[0] - 1 or owners[T.min(tile[0] + 1, tiles[0] - 1)] != sequence[0]:
+                weight[0] = T.cuda.warp_sum(weight[0], 4)
+                for e in T.unroll(4):
+                    if lane[0] % 4 * 2 + e % 2 < group:
+                        for column in T.unroll(size // 16):
+                            partials[
+                                block + sequence[0],
+                                warp[0] * group + lane[0] % 4 * 2 + e % 2,
+                                column * 16 + lane[0] // 4 + e // 2 * 8,
+                            ] = total[column, e]
+                if lane[0] % 4 == 0 and lane[0] // 4 < group:
+                    partials[block + sequence[0], warp[0] * group + lane[0] // 4, size] = top[0]
+                    partials[block + sequence[0], warp[0] * group + lane[0] // 4, size + 1] = weight[0]
 
 
 @T.jit
 def join_cuda(
     po: T.handle,
-    to: T.handle,
-    hi: T.handle,
-    we: T.handle,
+    span: T.int32,
+    pa: T.handle,
     o: T.handle,
     l: T.handle,
     *,
@@ -167,11 +281,9 @@ def join_cuda(
     size: T.constexpr,
 ):
     sequences = T.int32()
-    chunks = T.int32()
+    parts = T.int32()
     offsets = T.match_buffer(po, (sequences + 1,), "int32")
-    totals = T.match_buffer(to, (chunks, heads, size), "float32")
-    highest = T.match_buffer(hi, (chunks, heads), "float32")
-    weights = T.match_buffer(we, (chunks, heads), "float32")
+    partials = T.match_buffer(pa, (parts, heads, size + EXTRA), "float32")
     out = T.match_buffer(o, (sequences, heads, size), "bfloat16")
     lse = T.match_buffer(l, (sequences, heads), "float32")
     T.device_entry()
@@ -179,25 +291,49 @@ def join_cuda(
     thread = T.thread_id([size])
     first = T.alloc_local((1,), "int32")
     count = T.alloc_local((1,), "int32")
+    place = T.alloc_local((1,), "int32")
     peak = T.alloc_local((1,), "float32")
     shrink = T.alloc_local((1,), "float32")
+    part = T.alloc_local((JOINED,), "float32")
+    tops = T.alloc_local((JOINED,), "float32")
+    weights = T.alloc_local((JOINED,), "float32")
     joined = T.alloc_local((2,), "float32")
-    first[0] = 0
-    for b in T.serial(sequence):
-        first[0] = first[0] + (offsets[b + 1] - offsets[b] + CHUNK - 1) // CHUNK
-    count[0] = (offsets[sequence + 1] - offsets[sequence] + CHUNK - 1) // CHUNK
+    digits = T.alloc_local((1,), "int32")
+    first[0] = offsets[sequence] // span
+    count[0] = 0
+    if offsets[sequence] < offsets[sequence + 1]:
+        count[0] = (offsets[sequence + 1] - 1) // span + 1 - first[0]
+    first[0] = first[0] + sequence
     peak[0] = T.float32(LOWEST)
-    for c in T.serial(count[0]):
-        peak[0] = T.max(peak[0], highest[first[0] + c, head])
     joined[0] = T.float32(0)
     joined[1] = T.float32(0)
-    for c in T.serial(count[0]):
-        shrink[0] = T.exp2(highest[first[0] + c, head] - peak[0])
-        joined[0] = joined[0] + totals[first[0] + c, head, thread] * shrink[0]
-        joined[1] = joined[1] + weights[first[0] + c, head] * shrink[0]
+    for turn in T.serial((count[0] + JOINED - 1) // JOINED):
+        for u in T.unroll(JOINED):  # places past the last repeat it
+            place[0] = first[0] + T.min(turn * JOINED + u, count[0] - 1)
+            part[u] = partials[place[0], head, thread]
+            tops[u] = partials[place[0], head, size]
+            weights[u] = partials[place[0], head, size + 1]
+        shrink[0] = peak[0]
+        for u in T.unroll(JOINED):
+            if turn * JOINED + u >= count[0]:
+                tops[u] = T.float32(MASKED)
+            peak[0] = T.max(peak[0], tops[u])
+        shrink[0] = T.exp2(shrink[0] - peak[0])
+        joined[0] = joined[0] * shrink[0]
+        joined[1] = joined[1] * shrink[0]
+        for u in T.unroll(JOINED):
+            tops[u] = T.exp2(tops[u] - peak[0])
+            joined[0] = joined[0] + part[u] * tops[u]
+            joined[1] = joined[1] + weights[u] * tops[u]
     out[sequence, head, thread] = T.cast(joined[0] / T.max(joined[1], T.float32(1e-30)), "bfloat16")
     if thread == 0:
-        lse[sequence, head] = peak[0] + T.log2(joined[1])
+        if count[0] == 0:
+            lse[sequence, head] = T.float32(-float("inf"))
+        else:
+            # The logarithm of a number near 1 and its power of two: the fast logarithm is accurate only there.
+            digits[0] = (T.reinterpret("int32", joined[1]) - 0x3F400000) >> 23
+            shrink[0] = T.log2(T.reinterpret("float32", T.reinterpret("int32", joined[1]) - (digits[0] << 23)))
+            lse[sequence, head] = peak[0] + (T.cast(digits[0], "float32") + shrink[0])
 
 
 @T.jit
@@ -219,8 +355,8 @@ def decode_cpu(
     pool = T.int32()
     listed = T.int32()
     q = T.match_buffer(qh, (sequences, heads, size), "bfloat16")
-    k_cache = T.match_buffer(kh, (pool, kv_heads, size), "bfloat16")
-    v_cache = T.match_buffer(vh, (pool, kv_heads, size), "bfloat16")
+    k_cache = T.match_buffer(kh, (pool, 1, kv_heads, size), "bfloat16")
+    v_cache = T.match_buffer(vh, (pool, 1, kv_heads, size), "bfloat16")
     offsets = T.match_buffer(po, (sequences + 1,), "int32")
     tokens = T.match_buffer(pi, (listed,), "int32")
     out = T.match_buffer(o, (sequences, heads, size), "bfloat16")
@@ -241,7 +377,7 @@ def decode_cpu(
             logit[0] = T.float32(0)
             for c in T.serial(size):
                 logit[0] = logit[0] + T.cast(q[b, h, c], "float32") * T.cast(
-                    k_cache[token[0], h // (heads // kv_heads), c], "float32"
+                    k_cache[token[0], 0, h // (heads // kv_heads), c], "float32"
                 )
             logit[0] = logit[0] * scale
             shrink[0] = T.exp(highest[0] - T.max(highest[0], logit[0]))
@@ -250,7 +386,7 @@ def decode_cpu(
             weight[0] = weight[0] * shrink[0] + logit[0]
             for c in T.serial(size):
                 total[c] = total[c] * shrink[0] + logit[0] * T.cast(
-                    v_cache[token[0], h // (heads // kv_heads), c], "float32"
+                    v_cache[token[0], 0, h // (heads // kv_heads), c], "float32"
                 )
         for c in T.serial(size):
             out[b, h, c] = T.cast(total[c] / weight[0], "bfloat16")
@@ -262,10 +398,10 @@ def compile_for(arch: str, heads: int = 32, kv_heads: int = 8, size: int = 128) 
     if arch == "llvm":
         kernel = decode_cpu.specialize(heads=heads, kv_heads=kv_heads, size=size)
         return tvm.compile(tvm.IRModule({"main": kernel}), target="llvm")
-    lanes = size // VECTOR
-    sizes = {"heads": heads, "kv_heads": kv_heads, "group": heads // kv_heads, "size": size}
+    group = heads // kv_heads
+    assert group <= 8 and size % 32 == 0 and 32 * VECTOR % size == 0
     kernels = {
-        "chunk_cuda": chunk_cuda.specialize(**sizes, lanes=lanes, teams=THREADS // lanes),
+        "span_cuda": span_cuda.specialize(heads=heads, kv_heads=kv_heads, group=group, size=size),
         "join_cuda": join_cuda.specialize(heads=heads, size=size),
     }
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
@@ -274,12 +410,12 @@ def compile_for(arch: str, heads: int = 32, kv_heads: int = 8, size: int = 128) 
 
 @cache
 def kernels_for(device: torch.device, heads: int, kv_heads: int, size: int):
-    """The two kernels on CUDA, the one of the CPU there."""
+    """The two kernels on CUDA and how many multiprocessors there are, or the kernel of the CPU."""
     if device.type == "cpu":
-        return (compile_for("llvm", heads, kv_heads, size)["main"],)
-    major, minor = torch.cuda.get_device_capability(device)
-    executable = compile_for(f"sm_{major}{minor}a", heads, kv_heads, size)
-    return executable["chunk_cuda"], executable["join_cuda"]
+        return compile_for("llvm", heads, kv_heads, size)["main"], None, 0
+    gpu = torch.cuda.get_device_properties(device)
+    executable = compile_for(f"sm_{gpu.major}{gpu.minor}a", heads, kv_heads, size)
+    return executable["span_cuda"], executable["join_cuda"], gpu.multi_processor_count
 
 
 def solve(
@@ -291,17 +427,19 @@ def solve(
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     sequences, heads, size = q.shape
-    keys, values = k_cache.squeeze(1), v_cache.squeeze(1)
+    attend, join, processors = kernels_for(q.device, heads, k_cache.shape[2], size)
+    if join is None:
+        output = torch.empty_like(q)
+        lse = torch.empty(sequences, heads, dtype=torch.float32)
+        attend(q, k_cache, v_cache, kv_indptr, kv_indices, sm_scale, output, lse)
+        return output, lse
+    listed = kv_indices.shape[0]
+    span = min(max(-(-listed // (processors * KEYS)), 1) * KEYS, LONGEST)
+    blocks = max(-(-listed // span), 1)
+    partials = torch.empty(blocks + sequences, heads, size + EXTRA, dtype=torch.float32, device=q.device)
+    attend(q, k_cache, v_cache, kv_indptr, kv_indices, sm_scale, span, blocks, partials)
+    # Made while the first kernel runs.
     output = torch.empty_like(q)
     lse = torch.empty(sequences, heads, dtype=torch.float32, device=q.device)
-    kernels = kernels_for(q.device, heads, keys.shape[1], size)
-    if not q.is_cuda:
-        kernels[0](q, keys, values, kv_indptr, kv_indices, sm_scale, output, lse)
-        return output, lse
-    chunks = len(kv_indices) // CHUNK + sequences  # no fewer than there can be
-    totals = torch.empty(chunks, heads, size, dtype=torch.float32, device=q.device)
-    highest = torch.empty(chunks, heads, dtype=torch.float32, device=q.device)
-    weights = torch.empty_like(highest)
-    kernels[0](q, keys, values, kv_indptr, kv_indices, sm_scale, totals, highest, weights)
-    kernels[1](kv_indptr, totals, highest, weights, output, lse)
+    join(kv_indptr, span, partials, output, lse)
     return output, lse

@@ -26,9 +26,7 @@ from metakernelbench.problems.problem import Inputs
 
 _MAX_NS = 10**14
 _AWAKE_S = 0.1
-"""On a GPU, how long a worker that was woken waits for its call without rest, then for where its outputs go, and the
-verifier until they are there: a processor that rests takes some hundredths of a millisecond to go on. While a call runs
-the verifier rests, since its core may be the other half of the worker's."""
+"""How long a worker that was woken waits for its call without rest."""
 _REPORTED_CODES = ("no-solve", "import-error", "runtime-error", "memory-limit")
 """The faults that only the worker can see; all others the verifier finds itself."""
 
@@ -105,17 +103,13 @@ class Link:
         self.patience_s = float("inf")
         """The longest that one answer may take, within the budget."""
 
-    def request(
-        self, message: dict[str, Any], descriptors: Sequence[int] = (), *, awake_s: float = 0.0
-    ) -> dict[str, Any]:
-        """Send a request and return the answer to it, for which the verifier waits without rest for so long. Raises
-        `SubmissionFault`."""
+    def request(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        """Send a request and return the answer to it. Raises `SubmissionFault`."""
         token = secrets.randbits(52)
         answered = False
         try:
             with self._budget.running():
                 self._channel.send({"id": token, **message}, descriptors)
-                self._channel.await_busily(awake_s)
                 reply = self._channel.receive(max(0.0, min(self._budget.remaining_s, self.patience_s)), self._tick)
             answered = reply.get("id") == token
         except ChannelClosed:
@@ -136,12 +130,11 @@ class Link:
     ) -> Result:
         """One call on these inputs. Raises `SubmissionFault` for everything but outputs of the right structure. The
         buffers of `keep`, an earlier call's, stay as they are."""
-        awake_s = _AWAKE_S if transport.device != "cpu" else 0.0
         turns = self._wake() if transport.device != "cpu" else 0
         waited = self._waited_ms()
         of_draw = form.of_draw(inputs)
         parcel = transport.pack(inputs, of_draw, keep)
-        asked = {"op": "call", "mode": mode, "awake_s": awake_s, **parcel.message}
+        asked = {"op": "call", "mode": mode, **parcel.message}
         if of_draw is not form:
             asked["layout"] = [slot.to_json() for slot in of_draw.inputs]
         try:
@@ -150,8 +143,7 @@ class Link:
             nanoseconds = _integer(reply, "ns")
             if (structure := reply.get("structure")) is not None:
                 raise SubmissionFault(structure_fault(structure, form, transport.device))
-            delivery = {"op": "deliver", **parcel.delivery}
-            raise_if_error(self.request(delivery, parcel.delivery_descriptors, awake_s=awake_s))
+            raise_if_error(self.request({"op": "deliver", **parcel.delivery}, parcel.delivery_descriptors))
         finally:
             parcel.sent()
         outputs = parcel.collect()
@@ -172,7 +164,7 @@ class Link:
 
     def _wake(self) -> int:
         """Let the worker do the small work that brings its processor up to speed; how often it says that it did it."""
-        awake = self.request({"op": "wake", "ns": WARMING_NS, "awake_s": _AWAKE_S})
+        awake = self.request({"op": "wake", "ns": WARMING_NS, "patience_s": _AWAKE_S})
         raise_if_error(awake)
         return _integer(awake, "turns")
 

@@ -2,9 +2,10 @@
 
 Calls of a tenth of a millisecond are made of work on the host, and how fast a core does that work depends on who uses
 the other half of it, which on a shared machine may be somebody else. So cores are tried with a loop that is always the
-same, and verifier, workers and control are each given one of the calmest for themselves. No time that counts is looked
-at. Measured on an H200's host of 32 cores: in 10 µs the loop turns 100 to 110 times or 55 to 75 times, and in 50 ms one
-core in three changes from one to the other. On a CPU, where implementations use many threads, nothing of this is done.
+same, and verifier, workers and control are each given one of the calmest for themselves; right before its call, each
+one's is tried again. No time that counts is looked at. Measured on the host of an H200, on 32 cores: in 10 µs the loop
+turns 100 to 110 times or 55 to 75 times, and in 50 ms one core in three changes from one to the other. On a CPU, where
+implementations use many threads, nothing of this is done.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _TRIAL_NS = 200_000
-_CALM = 0.85
+_CALM = 0.8
 """A core is calm if its pace is at least this share of the best that was seen."""
+SETTLED_FOR = 5
+"""After so many draws everyone is given a core anew, so that no side has the best one throughout."""
 _MOST_TRIED = 16
 _NEEDED_PER_PROCESS = 2
 """How many cores there must be for each process that gets one, for a choice to be one."""
@@ -45,20 +48,6 @@ class CalmCores:
         """What each core that was tried last gave, by its number."""
         self._best = 0.0
 
-    def keep_calm(self, pids: Sequence[int]) -> None:
-        """Let these processes stay where they are if all their cores are calm still; else as `settle`."""
-        if set(pids) != self._settled.keys():
-            return self.settle(pids)
-        own, held = self._settled[0], [min(halves) for halves in self._settled.values()]
-        self.paces = {}
-        for core in held:
-            self._try(core)
-        return self._give(0, own) if all(map(self._is_calm, self.paces.values())) else self.settle(pids)
-
-    def calm_here(self) -> bool:
-        """Whether the core that this process was given is calm; true where it was given none."""
-        return not self._settled or self._is_calm(pace(_TRIAL_NS))
-
     def settle(self, pids: Sequence[int]) -> None:
         """Try the cores, and give one of the calmest to each of these processes (0 is this one), which one by chance.
         Leaves them as they are where there are too few."""
@@ -67,11 +56,23 @@ class CalmCores:
         tried = random.sample(self._halves, min(_MOST_TRIED, len(self._halves)))
         self.paces = {}
         for halves in tried:
-            self._try(min(halves))
+            self._is_calm(halves)
         calmest = sorted(tried, key=lambda halves: self.paces[min(halves)], reverse=True)[: len(pids)]
         random.shuffle(calmest)
         for pid, halves in zip(pids, calmest, strict=True):
             self._give(pid, halves)
+
+    def look_after(self, pid: int | None) -> None:
+        """Right before its call: where the core of this process has slowed down, give it one that is calm and that
+        nobody has, or else the calmest of those. Nothing for one that was given none."""
+        if pid is None or pid not in self._settled:
+            return
+        if not self._is_calm(self._settled[pid]):
+            free = [halves for halves in self._halves if halves not in self._settled.values()]
+            tried = random.sample(free, min(_MOST_TRIED, len(free)))
+            calm = next(filter(self._is_calm, tried), None)
+            self._give(pid, calm or max([*tried, self._settled[pid]], key=lambda halves: self.paces[min(halves)]))
+        self._give(0, self._settled[0])
 
     def release(self) -> None:
         """Let all processes run anywhere again."""
@@ -79,14 +80,13 @@ class CalmCores:
             self._give(pid, self._allowed)
         self._settled = {}
 
-    def _try(self, core: int) -> None:
-        """Go to a core and learn its pace."""
+    def _is_calm(self, halves: frozenset[int]) -> bool:
+        """Go to a core and learn its pace; whether it is calm."""
+        core = min(halves)
         os.sched_setaffinity(0, {core})
         self.paces[core] = pace(_TRIAL_NS)
         self._best = max(self._best, self.paces[core])
-
-    def _is_calm(self, seen: float) -> bool:
-        return seen >= _CALM * self._best
+        return self.paces[core] >= _CALM * self._best
 
     def _give(self, pid: int, cores: frozenset[int]) -> None:
         with contextlib.suppress(OSError):  # it ended, or belongs to somebody else

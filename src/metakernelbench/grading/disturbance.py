@@ -1,9 +1,7 @@
-"""Whether a call was disturbed, which is never asked of a time that counts.
+"""Whether a call was disturbed, asked of the operating system's scheduler and never of a time that was measured.
 
-A call whose process was ready to run and had no processor for a while took less time than it seems, says the system's
-scheduler, and so does one of the reference's on a GPU after which the verifier's core has slowed down (`cores.py`). The
-draw is then made again, by all sides, on other inputs: the rule knows nothing of what either side took. A worker's core
-is tried before a draw only: after a call, who did not like how it went could slow it down.
+A call whose process was ready to run and had no processor for a while took less time than it seems. The draw is then
+made again, by all sides, on other inputs: the rule knows nothing of what either side took.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ MOST_WAITED_MS = 1.0
 takes a few thousandths, on a busy machine some tenths."""
 LONGEST_DRAW_S = 0.05
 """Draws that take longer are not made again: a wait is small beside them, and they cost."""
-REPEATED_SHARE = 0.5
+REPEATED_SHARE = 0.2
 """The most draws that are made again, as a share of the timed ones: a busy machine stays busy."""
 
 

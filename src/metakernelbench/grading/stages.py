@@ -23,7 +23,7 @@ from metakernelbench.grading.codes import finding
 from metakernelbench.grading.contention import Contention
 from metakernelbench.grading.contract import CONTRACT_VERSION, Contract
 from metakernelbench.grading.control import Control
-from metakernelbench.grading.cores import CalmCores
+from metakernelbench.grading.cores import SETTLED_FOR, CalmCores
 from metakernelbench.grading.dependence import Dependence
 from metakernelbench.grading.draws import Draw, Draws
 from metakernelbench.grading.isolation import Limits, Sandbox, Worker
@@ -265,17 +265,19 @@ class Grading:
         worker, device = self._workers[0], self._order.device
         assert self._sandbox is not None
         link = Link(worker.channel, Budget(_PROBE_PATIENCE_S))
-        pids = [0, self._control.pid, self._sandbox.process_of(worker)]
+        pids = [self._sandbox.process_of(worker), self._control.pid]
         calls = _HANDICAP_CALLS[device]
         own, control = list[float](), list[float]()
         steps: list[tuple[list[float], Link | Control]] = [(own, link), (control, self._control)]
         try:
             link.request(echo(self._form, device))
-            for _ in range(calls):
-                if device != "cpu":
-                    self._cores.keep_calm(pids)
+            for number in range(calls):
+                if device != "cpu" and number % SETTLED_FOR == 0:
+                    self._cores.settle([0, *pids])
+                pids.reverse()
                 steps.reverse()
-                for seen_ms, called in steps:
+                for pid, (seen_ms, called) in zip(pids, steps, strict=True):
+                    self._cores.look_after(pid)
                     seen_ms.append(called.call(self._transport, draw.inputs, self._form).carrying_ms)
         except SubmissionFault as fault:
             raise InfrastructureFault(f"a worker does not work: {fault.finding.message}") from None

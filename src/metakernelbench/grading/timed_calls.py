@@ -22,7 +22,7 @@ from metakernelbench.grading.codes import finding
 from metakernelbench.grading.contention import Contention
 from metakernelbench.grading.contract import Contract
 from metakernelbench.grading.control import Control
-from metakernelbench.grading.cores import CalmCores
+from metakernelbench.grading.cores import SETTLED_FOR, CalmCores
 from metakernelbench.grading.disturbance import LONGEST_DRAW_S, MOST_WAITED_MS, REPEATED_SHARE
 from metakernelbench.grading.draws import Draw, Draws
 from metakernelbench.grading.head_to_head import orders
@@ -31,9 +31,6 @@ from metakernelbench.grading.transport import Transport
 from metakernelbench.grading.verdict import Stage, Timing
 from metakernelbench.problems.problem import Inputs, Problem
 from metakernelbench.problems.roofline import bound_seconds, gpu_named
-
-_SETTLED_FOR = 5
-"""After so many draws everyone is given a core anew, so that no side has the best one throughout."""
 
 
 def orders_of_steps() -> Iterator[tuple[str, ...]]:
@@ -103,14 +100,11 @@ class _Measured:
     """How long each call waited for a processor."""
     turns: dict[str, int] = field(default_factory=dict[str, int])
     """How often the small work was done before each call."""
-    slowed_down: bool = False
-    """Whether the verifier's core was no longer calm after the eager call."""
     took_s: float = 0.0
 
     @property
     def disturbed(self) -> bool:
-        waited = max(self.waited_ms.values(), default=0.0) > MOST_WAITED_MS
-        return self.took_s < LONGEST_DRAW_S and (waited or self.slowed_down)
+        return self.took_s < LONGEST_DRAW_S and max(self.waited_ms.values(), default=0.0) > MOST_WAITED_MS
 
 
 @dataclass
@@ -154,8 +148,8 @@ class TimedCalls:
             sides = [side for side in next(order) if side.fault is None]
             if not sides:
                 return
-            if self.device != "cpu":
-                self._find_calm_cores(sides)
+            if self.device != "cpu" and len(self.trace) % SETTLED_FOR == 0:
+                self._settle(sides)
             draw = self.draws.next()
             measured = self._measure(draw, next(steps), sides)
             for side, result in measured.results.items():
@@ -170,14 +164,16 @@ class TimedCalls:
                 self._keep(draw, measured)
             number += 1
 
-    def _find_calm_cores(self, sides: Sequence[Side]) -> None:
-        """See to it that everyone has a calm core, and now and then another."""
-        pids = [0, self.control.pid, *(side.link.pid for side in sides if side.link.pid is not None)]
+    def _settle(self, sides: Sequence[Side]) -> None:
+        """Give everyone a calm core."""
         with self.stopwatch.span("cores"):
-            if len(self.trace) % _SETTLED_FOR == 0:
-                self.cores.settle(pids)
-            else:
-                self.cores.keep_calm(pids)
+            workers = [side.link.pid for side in sides if side.link.pid is not None]
+            self.cores.settle([0, self.control.pid, *workers])
+
+    def _look_after(self, pid: int | None) -> None:
+        """See to it that the process which is called next has a calm core."""
+        with self.stopwatch.span("cores"):
+            self.cores.look_after(pid)
 
     def _measure(self, draw: Draw, steps: Sequence[str], sides: Sequence[Side]) -> _Measured:
         """All calls on one draw, in this order."""
@@ -185,10 +181,10 @@ class TimedCalls:
         for step in steps:
             if step == "eager":
                 measured.order.append("eager")
+                self._look_after(0)
                 eager = draw.time_reference(self.device)
                 measured.eager_ms = eager.milliseconds
                 measured.waited_ms["eager"], measured.turns["eager"] = eager.waited_ms, eager.turns
-                measured.slowed_down = not self.cores.calm_here()
             elif step == "workers":
                 for side in sides:
                     self._call(draw, side, measured)
@@ -204,6 +200,7 @@ class TimedCalls:
         """The call of a side's worker."""
         name = f"worker {self.sides.index(side)}"
         measured.order.append(name)
+        self._look_after(side.link.pid)
         with side.noting_its_fault():
             side.idleness.ends(time.monotonic(), side.seconds_run())
             side.check_unchanged()
@@ -244,6 +241,7 @@ class TimedCalls:
         """What it costs now to carry a draw to a worker of this side and back, in milliseconds."""
         keep = side.last.parcel if side.last is not None else None
         self.revealed = self.revealed or self.draws.next().inputs
+        self._look_after(self.control.pid)
         with self.stopwatch.span("control"):
             return self.control.call(side.transport, self.revealed, self.form, keep).carrying_ms
 

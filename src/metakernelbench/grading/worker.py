@@ -59,14 +59,14 @@ def serve(channel: Channel, scratch: Path | None) -> None:
         "deliver": worker.deliver,
         "forget": worker.forget,
     }
-    awake_s = 0.0
+    patience_s = 0.0
     while True:
         try:
-            channel.await_busily(awake_s)
+            channel.await_busily(patience_s)
             message, descriptors = channel.receive_with_descriptors()
         except ChannelClosed:
             return
-        awake_s = message.get("awake_s", 0.0)
+        patience_s = message["patience_s"] if message["op"] == "wake" else 0.0
         try:
             reply = operations[message["op"]](message, descriptors)
         except _Rejected as fault:
