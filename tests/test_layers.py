@@ -42,7 +42,8 @@ MAY_IMPORT = {
         "dsls",
     },
 }
-"""Folder → the other folders, or single modules of them, that its modules may import; `errors` and `text` all may."""
+"""Folder → the other folders, or single modules of them, that its modules may import; `errors`, `files` and `text` may
+be imported by all."""
 
 MODULES_MAY_IMPORT = {
     "problems/check.py": {"grading.compare"},
@@ -73,7 +74,7 @@ def imports_of(path: Path, *, top_level_only: bool = False) -> set[str]:
 def test_a_folder_imports_only_from_the_folders_below_it(folder: str) -> None:
     for path in (PACKAGE / folder).rglob("*.py"):
         extra = MODULES_MAY_IMPORT.get(str(path.relative_to(PACKAGE)), set())
-        allowed = MAY_IMPORT[folder] | extra | {folder, "errors", "text"}
+        allowed = MAY_IMPORT[folder] | extra | {folder, "errors", "files", "text"}
         for name in imports_of(path):
             if not name.startswith("metakernelbench."):
                 continue

@@ -22,7 +22,8 @@ def test_it_serves_the_page_until_it_is_interrupted(store: Path) -> None:  # noq
         with urllib.request.urlopen(url, timeout=60) as answer:
             assert b"Over 12 comparisons" in answer.read()
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(timeout=60) == ExitCode.OK
+        assert process.wait(timeout=60) == ExitCode.INTERRUPTED
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
 
 
 def test_a_port_that_is_taken_is_named(store: Path, capsys) -> None:  # noqa: F811

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -36,7 +35,7 @@ def view(
         except OSError as error:
             hint = "choose another one with --port, or --port 0 for any that is free"
             raise UserError(f"cannot listen on port {port}: {error.strerror}", hint=hint) from error
-        with server, suppress(KeyboardInterrupt):
+        with server:
             output.stdout.print(server.url, markup=False)
             output.stderr.print("open it in a browser of this machine; Ctrl-C ends it")
             server.serve_forever()

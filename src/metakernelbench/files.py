@@ -1,0 +1,75 @@
+"""Files that a user names: written whole or not at all, read only so far, and what is refused said in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from metakernelbench.errors import UserError
+
+_MOST = 1_000_000
+"""Characters of a file that people write by hand."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_STATES = (*_NO_ROOM, errno.EROFS, errno.EACCES, errno.EIO)
+"""What the machine refuses, whatever the program does."""
+
+
+def read_text(path: Path, *, most: int = _MOST) -> str:
+    """A regular file's text. Raises `OSError` also for what never ends or never begins: a device, a pipe, a file of
+    more than `most` characters."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    with path.open(encoding="utf-8") as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} characters", str(path))
+    return text
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, or replace one. A failure leaves what was there; its `OSError` names `path`."""
+    path = path.resolve()  # of a link, what it points to is replaced
+    if path.exists() and not path.is_file():  # a pipe or a terminal, which cannot be replaced, or a folder
+        path.write_bytes(data)
+        return
+    unfinished = path.with_name(f".mkb-{uuid.uuid4().hex}.unfinished")
+    try:
+        unfinished.write_bytes(data)
+        if path.exists():
+            shutil.copymode(path, unfinished)
+        unfinished.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+@contextmanager
+def writing(target: Path, *, hint: str) -> Iterator[None]:
+    """Turn a refusal to write to `target`, or to something in it, into a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(error, target, hint=hint) from error
+
+
+def refusal(error: OSError, target: Path | None = None, *, hint: str | None = None) -> UserError:
+    """What could not be written, why, and what to do."""
+    place, why = error.filename or target, error.strerror
+    if isinstance(error, shutil.Error):  # a list of what a copy of a folder could not do
+        _, place, why = error.args[0][0]
+    if error.errno in _NO_ROOM or "No space left" in str(why):
+        hint = f"make room there{', or ' + hint if hint else ''}"
+    said = "a file cannot be written" if place is None else f"cannot write {place}"
+    return UserError(f"{said}: {why or error}", hint=hint)
+
+
+def is_state_of_the_machine(error: OSError) -> bool:
+    """Whether it is the disk, or who may write to it, and no mistake of ours."""
+    return error.errno in _STATES
