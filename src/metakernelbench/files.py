@@ -14,7 +14,7 @@ from metakernelbench.errors import UserError
 _MOST = 1_000_000
 """Characters of a file that people write by hand."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_STATES = (*_NO_ROOM, errno.EROFS, errno.EACCES, errno.EIO)
+_STATES = (*_NO_ROOM, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 """What the machine refuses, whatever the program does."""
 
 

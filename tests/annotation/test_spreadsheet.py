@@ -18,6 +18,7 @@ from metakernelbench.store.annotations import Answer
 from metakernelbench.store.store import Store
 from tests.annotation.study import REMARK, SOURCES, small_study
 from tests.annotation.test_run import annotated_study, results, subjects
+from tests.disk import files_of_at_most
 
 type Cells = dict[str, list[list[str]]]
 
@@ -178,6 +179,27 @@ def test_other_files_are_refused(store: Store, tmp_path: Path) -> None:
         imported(store, write_cells(tmp_path / "other.xlsx", {"Sheet1": [["a"]]}))
     with pytest.raises(UserError, match="cannot write"):
         write_sheet(tmp_path / "missing" / "a.xlsx", subjects(store), store.annotations, "ana")
+
+
+def test_a_sheet_that_somebody_may_have_filled_in_is_not_replaced(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "ana.xlsx"
+    write_cells(path, filled(exported(store, tmp_path / "out.xlsx")))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"ana\.xlsx exists, and what a person has filled in") as refused:
+        write_sheet(path, subjects(store), store.annotations, "ana")
+    assert "--import" in str(refused.value.hint)
+    assert path.read_bytes() == before
+
+
+def test_a_sheet_that_cannot_be_written_leaves_nothing_behind(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    with files_of_at_most(2000), pytest.raises(UserError, match=r"cannot write .*ana\.xlsx: File too large"):
+        write_sheet(tmp_path / "ana.xlsx", subjects(store), store.annotations, "ana")
+    assert not (tmp_path / "ana.xlsx").exists()
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_a_sheet_for_other_words_is_refused(store: Store, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from metakernelbench.attempts.sandbox.available import sandbox_available
 from metakernelbench.cli.app import main
 from metakernelbench.cli.output import ExitCode
+from tests.disk import files_of_at_most
 from tests.store.test_merge import filled
 from tests.store.test_rematches import rematch
 
@@ -104,3 +105,14 @@ def test_mistakes_are_told_in_a_sentence(
     assert leave("export", *(argument.format(tmp_path) for argument in arguments)) == ExitCode.USAGE
     assert said in capsys.readouterr().err
     assert not (tmp_path / "set").exists()
+
+
+def test_an_export_that_finds_no_room_leaves_the_older_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(tmp_path / "store", name="demo")
+    order = ("export", "parquet", tmp_path / "out", "demo", "--store", tmp_path / "store")
+    assert leave(*order) == ExitCode.OK
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with files_of_at_most(1000):
+        assert leave(*order) == ExitCode.USAGE
+    assert f"cannot write {tmp_path}/out/attempts.parquet: File too large" in " ".join(capsys.readouterr().err.split())
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before

@@ -11,6 +11,7 @@ from metakernelbench.cli.app import main
 from metakernelbench.cli.output import ExitCode
 from metakernelbench.experiments.spec import ExperimentSpec
 from metakernelbench.store.store import Store
+from tests.disk import files_of_at_most
 from tests.report.support import TIMES, study
 
 
@@ -71,6 +72,28 @@ def test_json_is_the_only_thing_on_stdout(store, capsys):
 def test_what_cannot_be_done_is_said_in_a_sentence(store, capsys, arguments, said):
     assert leave(["report", *arguments, "--store", str(store)]) == ExitCode.USAGE
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_only_a_report_is_replaced(store, tmp_path, capsys):
+    out, precious = tmp_path / "out.html", tmp_path / "spec.toml"
+    precious.write_text("name = 'trial'")
+    assert leave(["report", "trial", "--store", str(store), "--out", str(out)]) == ExitCode.OK
+    assert leave(["report", "trial", "--store", str(store), "--out", str(out)]) == ExitCode.OK
+    for path in (precious, store / "store.sqlite"):
+        before = path.read_bytes()
+        assert leave(["report", "trial", "--store", str(store), "--out", str(path)]) == ExitCode.USAGE
+        assert "is no report of ours and is left as it is" in " ".join(capsys.readouterr().err.split())
+        assert path.read_bytes() == before
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(store, tmp_path, capsys):
+    out = tmp_path / "out.html"
+    assert leave(["report", "trial", "--store", str(store), "--out", str(out)]) == ExitCode.OK
+    before = out.read_bytes()
+    with files_of_at_most(50_000):
+        assert leave(["report", "trial", "--store", str(store), "--out", str(out)]) == ExitCode.USAGE
+    assert f"cannot write {out}: File too large" in " ".join(capsys.readouterr().err.split())
+    assert (out.read_bytes(), list(tmp_path.glob(".mkb*"))) == (before, [])
 
 
 def test_a_name_needs_a_store(capsys):

@@ -10,6 +10,7 @@ import pytest
 
 from metakernelbench.analysis.registry import TABLES
 from metakernelbench.cli.app import main
+from tests.disk import files_of_at_most
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +144,17 @@ def test_a_mistake_is_named_in_a_sentence(capsys, store, arguments, message):
     code, out, err = run(capsys, *(store if argument == "STORE" else argument for argument in arguments))
     assert (code, out) == (2, "")
     assert message in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("options", [["tables", "--csv"], ["figures", "--format=svg"]], ids=lambda o: o[0])
+def test_a_file_that_finds_no_room_leaves_the_older_one(capsys, store, tmp_path, options):
+    out, export = tmp_path / "out", str(tmp_path / "export")
+    assert run(capsys, "export", "parquet", export, "simulated", "--store", store)[0] == 0
+    order = [options[0], export, *options[1:], str(out)]
+    assert run(capsys, *order)[0] == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with files_of_at_most(20):
+        code, _, err = run(capsys, *order)
+    assert code == 2
+    assert f"cannot write {out}/" in " ".join(err.split()) and "File too large" in err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before

@@ -12,8 +12,8 @@ from metakernelbench.analysis.figures.annotations import annotation_pictures
 from metakernelbench.analysis.figures.theme import INK, Picture, interactive, pdf, png, svg
 from metakernelbench.analysis.tables import Table
 from metakernelbench.annotation.results import Results
-from metakernelbench.errors import UserError
 from metakernelbench.experiments.planned import Plan
+from metakernelbench.files import write_whole, writing
 
 
 def pictures(
@@ -43,9 +43,7 @@ def write_all(
         files[path.with_suffix(".png")] = png(picture.chart)
         files[path.with_suffix(".pdf")] = pdf(picture.chart)
         files[path.with_suffix(".html")] = interactive(picture).encode()
-    try:
+    with writing(folder, hint="choose another --out"):
         for path, data in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename}: {error.strerror}", hint="choose another --out") from error
+            write_whole(path, data)

@@ -7,6 +7,7 @@ write_parquet / read_parquet     three files: attempts, comparisons, submissions
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from metakernelbench.analysis.metrics import BAND
 from metakernelbench.attempts.record import AttemptRecord
 from metakernelbench.errors import UserError
 from metakernelbench.experiments.designs import Plan
+from metakernelbench.files import write_whole
 from metakernelbench.problems import catalog
 from metakernelbench.store.artifacts import digest_of
 from metakernelbench.store.rematches import Rematch
@@ -163,9 +165,16 @@ def write_parquet(study: Frames, folder: Path) -> list[Path]:
     """The frames as files in a folder: attempts, comparisons and submissions as Parquet, name and band as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in _FILES:
-        getattr(study, name).write_parquet(folder / f"{name}.parquet")
-    (folder / _ABOUT).write_text(json.dumps({"name": study.name, "band": study.band}) + "\n")
+        write_frame(getattr(study, name), folder / f"{name}.parquet")
+    write_whole(folder / _ABOUT, f"{json.dumps({'name': study.name, 'band': study.band})}\n".encode())
     return [folder / f"{name}.parquet" for name in _FILES] + [folder / _ABOUT]
+
+
+def write_frame(frame: pl.DataFrame, path: Path) -> None:
+    """A frame as Parquet, whole or not at all."""
+    written = io.BytesIO()  # Polars itself would leave half a file, and say of a full disk that it cannot compute
+    frame.write_parquet(written)
+    write_whole(path, written.getvalue())
 
 
 def read_parquet(folder: Path) -> Frames:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from metakernelbench.analysis.frames import write_frame
+
 if TYPE_CHECKING:
     from metakernelbench.store.store import Store
 
@@ -26,7 +28,7 @@ def write_texts(store: Store, name: str, path: Path) -> Path:
         for key, record in store.attempts(name)
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    pl.DataFrame(rows, schema=_SCHEMA).write_parquet(path)
+    write_frame(pl.DataFrame(rows, schema=_SCHEMA), path)
     return path
 
 

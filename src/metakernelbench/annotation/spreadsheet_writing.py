@@ -3,6 +3,7 @@ formula, a link or a control character."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from metakernelbench.annotation.spreadsheet import (
 from metakernelbench.annotation.statements import parts, touched
 from metakernelbench.annotation.subjects import Subjects
 from metakernelbench.errors import UserError
+from metakernelbench.files import write_whole, writing
 from metakernelbench.store.annotations import Annotations
 from metakernelbench.text import harmless
 
@@ -39,14 +41,20 @@ type _Rows = list[Sequence[str]]
 def write_sheet(path: Path, subjects: Subjects, kept: Annotations, annotator: str) -> dict[str, int]:
     """Write the spreadsheet, filled in with what this person has labelled so far; returns how much it asks for.
 
-    Raises `UserError` where it cannot be written.
+    Raises `UserError` where it cannot be written, and where there is a file already.
     """
     import xlsxwriter
 
     check_name(path)
+    if path.exists():
+        raise UserError(
+            f"{path} exists, and what a person has filled in there would be lost",
+            hint="bring it into the store with --import and then remove it, or choose another name",
+        )
     form = Form.of(subjects, kept)
     given = form.labels_by(kept, annotator)
-    book = xlsxwriter.Workbook(path)
+    written = io.BytesIO()
+    book = xlsxwriter.Workbook(written, {"in_memory": True})  # it leaves its temporary files behind where it fails
     writer = _Writer(book)
     marks = [SUPPORTED, UNSUPPORTED]
     causes = [*taxonomy().cause_ids, NO_CAUSE]
@@ -56,12 +64,9 @@ def write_sheet(path: Path, subjects: Subjects, kept: Annotations, annotator: st
     writer.table("handed on", HANDED_COLUMNS, _handed_rows(form, given), {"handed on": [YES, NO]})
     writer.table("causes", CAUSE_COLUMNS, _cause_rows(form, given), {"cause": causes})
     writer.table("attempts", ("attempt", "part", "text"), _reading(form))
-    try:
-        book.close()
-    except (OSError, xlsxwriter.exceptions.FileCreateError) as error:
-        raise UserError(
-            f"cannot write {path}: {error}", hint="close it where it is open, or choose another name"
-        ) from error
+    book.close()
+    with writing(path, hint="choose another name"):
+        write_whole(path, written.getvalue())
     return {"skills": len(form.skills), "attempts": len(form.uptake), "causes": len(form.causes)}
 
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from metakernelbench.cli import output
-from metakernelbench.errors import UnknownName, UserError
+from metakernelbench.errors import UnknownName
+from metakernelbench.files import writing
 from metakernelbench.text import harmless
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -44,13 +45,10 @@ def harbor(
         {"device": device, "workload": workload, **({} if gpu is None else {"gpu": gpu})}
     )
     problems = _problems(problem or ["all"])
-    try:
-        with output.stderr.status("writing tasks") as status:
-            tasks = write_dataset(
-                folder, problems, dsl or ["cute", "tirx"], settings, lambda task: status.update(task.folder.name)
-            )
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename}: {error.strerror}", hint="choose another DIR") from error
+    with writing(folder, hint="choose another DIR"), output.stderr.status("writing tasks") as status:
+        tasks = write_dataset(
+            folder, problems, dsl or ["cute", "tirx"], settings, lambda task: status.update(task.folder.name)
+        )
     if as_json:
         output.print_json({"folder": str(folder), "tasks": [_as_json(task) for task in tasks]})
         return
@@ -105,13 +103,10 @@ def parquet(
     from metakernelbench.cli.report import opened
 
     found, name = opened(experiment, store)
-    try:
-        with found, output.stderr.status("writing Parquet"):
-            files = write_parquet(frames_from_store(found, name), folder)
-            if texts:
-                files.append(write_texts(found, name, folder / "texts.parquet"))
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename}: {error.strerror}", hint="choose another DIR") from error
+    with found, writing(folder, hint="choose another DIR"), output.stderr.status("writing Parquet"):
+        files = write_parquet(frames_from_store(found, name), folder)
+        if texts:
+            files.append(write_texts(found, name, folder / "texts.parquet"))
     if as_json:
         output.print_json({"experiment": name, "files": [str(path) for path in files]})
         return

@@ -15,9 +15,9 @@ from metakernelbench.cli.studies import (
     RatiosOption,
     StoreOption,
     study,
-    writing,
 )
 from metakernelbench.errors import UnknownName, UserError
+from metakernelbench.files import write_whole, writing
 
 if TYPE_CHECKING:
     from metakernelbench.analysis.figures import Picture
@@ -68,7 +68,7 @@ def _write(picture: Picture, folder: Path, formats: list[str]) -> None:
         "pdf": lambda: pdf(picture.chart),
         "html": lambda: interactive(picture).encode(),
     }
-    with writing():
+    with writing(folder, hint="choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name in formats:
-            (folder / f"{picture.name}.{name}").write_bytes(makers[name]())
+            write_whole(folder / f"{picture.name}.{name}", makers[name]())

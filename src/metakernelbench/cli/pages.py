@@ -9,6 +9,7 @@ import typer
 
 from metakernelbench.cli.output import ExitCode, stderr
 from metakernelbench.errors import UserError
+from metakernelbench.files import write_whole
 
 
 def bring_up_to_date(page: Path, renewed: Callable[[str], str], command: str, *, check_only: bool) -> None:
@@ -23,5 +24,5 @@ def bring_up_to_date(page: Path, renewed: Callable[[str], str], command: str, *,
         stderr.print(f"{name} is out of date: run `{command}`")
         raise typer.Exit(ExitCode.FAILED)
     else:
-        page.write_text(after, encoding="utf-8")
+        write_whole(page, after.encode())
         stderr.print(f"{name} is written")

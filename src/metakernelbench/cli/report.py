@@ -11,6 +11,7 @@ from metakernelbench.cli import output
 from metakernelbench.cli.commands import run_command
 from metakernelbench.cli.output import ExitCode
 from metakernelbench.errors import UserError
+from metakernelbench.files import write_whole, writing
 
 if TYPE_CHECKING:
     from metakernelbench.report.study import Study
@@ -43,13 +44,21 @@ def report(
     from metakernelbench.report.page import render
 
     path = out or Path(f"{study.name}.html")
-    try:
+    with writing(path, hint="choose another place with --out"):
+        _check_replaceable(path)
         with output.stderr.status("writing the report"):
-            path.write_text(render(study), encoding="utf-8")
-        output.stdout.print(str(path), markup=False, soft_wrap=True)
-    except OSError as error:
-        hint = "choose another place with --out"
-        raise UserError(f"cannot write {error.filename}: {error.strerror}", hint=hint) from error
+            write_whole(path, render(study).encode())
+    output.stdout.print(str(path), markup=False, soft_wrap=True)
+
+
+def _check_replaceable(path: Path) -> None:
+    """A report is replaced by a newer one, and no other file is."""
+    from metakernelbench.report.page import is_report
+
+    if path.is_file() and not is_report(path):
+        raise UserError(
+            f"{path} is no report of ours and is left as it is", hint="choose another place with --out, or remove it"
+        )
 
 
 def _study(experiment: str, location: str | None) -> Study:

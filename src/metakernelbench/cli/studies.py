@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,15 +70,6 @@ def frames(experiment: str, store: str | None) -> Frames:
     source, name = opened(experiment, store)
     with source:
         return frames_from_store(source, name)
-
-
-@contextmanager
-def writing() -> Iterator[None]:
-    """What cannot be written is the user's to put right."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename}: {error.strerror}", hint="choose another folder") from error
 
 
 def _codes(forgive: list[str], found: Frames) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +16,9 @@ from metakernelbench.cli.studies import (
     RatiosOption,
     StoreOption,
     study,
-    writing,
 )
 from metakernelbench.errors import UserError
+from metakernelbench.files import read_text, write_whole, writing
 from metakernelbench.text import harmless
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from metakernelbench.grading.verdict import Verdict
 
 app = typer.Typer(add_completion=False)
+
+_VERDICTS = 200_000_000
+"""Characters of a file of verdicts that are read."""
 
 
 @app.command()
@@ -89,7 +93,7 @@ def _verdicts(path: Path | None) -> list[Verdict]:
     if path is None:
         return []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, most=_VERDICTS).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     return [_verdict(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
@@ -132,15 +136,15 @@ def show(made: list[Table]) -> None:
 
 def write(made: list[Table], *, csv: Path | None, latex: Path | None) -> None:
     """Write each table to the folders that are given, and print their names."""
-    with writing():
-        for folder in (csv, latex):
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-        for table in made:
-            if csv is not None:
-                (csv / f"{table.name}.csv").write_text(table.to_csv(), encoding="utf-8")
-            if latex is not None:
-                (latex / f"{table.name}.tex").write_text(table.to_latex(), encoding="utf-8")
-    for folder in (csv, latex):
-        if folder is not None:
-            output.stdout.print(str(folder), markup=False, soft_wrap=True)
+    if csv is not None:
+        _write(csv, {f"{table.name}.csv": table.to_csv() for table in made})
+    if latex is not None:
+        _write(latex, {f"{table.name}.tex": table.to_latex() for table in made})
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    with writing(folder, hint="choose another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_whole(folder / name, text.encode())
+    output.stdout.print(str(folder), markup=False, soft_wrap=True)

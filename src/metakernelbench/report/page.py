@@ -44,6 +44,10 @@ from metakernelbench.text import harmless
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = ("unpack.js", "pages.js", "tables.js", "code.js", "comparison.js", "start.js")
+_HEAD = 4096
+"""Bytes within which the title of a report ends."""
+_TITLE = " · MetaKernelBench</title>".encode()
+"""How it ends: `templates/shell.html.j2`."""
 
 SIZE_LIMIT = 14_800_000
 """Bytes that a report may take: it shows as much of what agents did as fits."""
@@ -56,6 +60,13 @@ def render(study: Study) -> str:
     room = SIZE_LIMIT - sum(map(len, shared.values())) - len(report.shell(report.overview(), parts=Markup("")))
     detail, cells = richest(report.cells, report.cell, room)
     return report.shell(report.overview(left_out=detail.left_out), parts=as_json(shared | cells))
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is a report, known by its title, or empty."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return not head or (head.startswith(b"<!doctype html>") and _TITLE in head)
 
 
 class Report:
