@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
@@ -46,6 +47,19 @@ def test_a_folder_that_holds_no_export_is_named(tmp_path, spoilt):
     write_parquet(frames_of(*study_of({"p03": (1.0, 1.0, 1.0, 1.0)})), tmp_path)
     (tmp_path / spoilt).write_text("nonsense")
     with pytest.raises(UserError, match="holds no exported study"):
+        read_parquet(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [(pl.lit("x").alias("model"), "has no column `family`"), (pl.lit("x").alias("ms"), "`ms` in .* is String, not")],
+)
+def test_an_export_with_other_columns_is_named(tmp_path, column, said):
+    write_parquet(frames_of(*study_of({"p03": (1.0, 1.0, 1.0, 1.0)})), tmp_path)
+    path = tmp_path / "attempts.parquet"
+    left_out = ["family"] if "family" in said else []
+    pl.read_parquet(path).with_columns(column).drop(left_out).write_parquet(path)
+    with pytest.raises(UserError, match=f"holds no exported study: .*{said}"):
         read_parquet(tmp_path)
 
 

@@ -17,6 +17,7 @@ from metakernelbench.experiments.spec import ExperimentSpec
 from metakernelbench.store.merge import chosen, merge, plan_merge
 from metakernelbench.store.store import Store
 from tests.experiments.support import Instant, NoJudge, lines, outcome_of, record_of, spec_of
+from tests.store.conftest import Place
 from tests.store.test_rematches import rematch
 
 
@@ -86,6 +87,13 @@ def test_what_differs_is_listed_and_nothing_is_brought_over(theirs: Store, tmp_p
         bring(theirs, ours, name="theirs")
         assert outcome_of(ours, "theirs") == outcome_of(theirs, "small")
         assert ours.experiments() == ["small", "theirs"]
+
+
+def test_an_unreadable_record_is_named_and_stops_it(theirs: Store, store: Store, tmp_path: Path) -> None:
+    Place(tmp_path / "theirs").execute("UPDATE attempts SET record = '{'")
+    with pytest.raises(StoreError, match=r"the record of p03/.* cannot be read: "):
+        bring(theirs, store)
+    assert store.experiments() == []
 
 
 def test_a_damaged_text_stops_it_before_any_record_is_written(theirs: Store, store: Store) -> None:

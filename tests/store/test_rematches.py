@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metakernelbench.errors import InfrastructureFault
+from metakernelbench.errors import InfrastructureFault, StoreError
 from metakernelbench.experiments.designs import PlannedAttempt
 from metakernelbench.store.artifacts import digest_of
 from metakernelbench.store.rematches import Rematch, lease_key
@@ -68,6 +68,14 @@ def test_a_ratio_and_a_reason_for_having_none_exclude_each_other() -> None:
     for changes in ({"reason": "slow"}, {"ratio": None}):
         with pytest.raises(ValueError, match="with the reason"):
             rematch(**changes)
+
+
+def test_an_unreadable_rematch_is_named(place: Place, store: Store) -> None:
+    store.rematches.save("small", rematch())
+    for damage in ("versions = '{'", "versions = '{}', reason = 'slow'"):
+        place.execute(f"UPDATE rematches SET {damage}")
+        with pytest.raises(StoreError, match=f"the rematch of {TREATMENT.key} in .* cannot be read: "):
+            store.rematches.of("small")
 
 
 def test_saving_a_rematch_needs_and_returns_the_lease(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from metakernelbench.store.leases import Leases
 from metakernelbench.store.packing import pack, unpack
 from metakernelbench.store.schema import SCHEMA_VERSION
 from metakernelbench.store.store import Store
+from tests.disk import files_of_at_most
 from tests.experiments.support import record_of, spec_of, verdict_of
 from tests.store.conftest import Place
 
@@ -127,6 +129,22 @@ def test_a_database_without_a_store_is_left_empty_where_none_is_to_be_made(place
         place.open()
 
 
+@pytest.mark.parametrize("damage", ["DELETE FROM schema_version", "UPDATE schema_version SET version = 'two'"])
+def test_a_store_whose_layout_is_not_known_is_damaged(tmp_path: Path, damage: str) -> None:
+    place = Place(tmp_path)
+    place.open(create=True).close()
+    place.execute(damage)
+    for create in (True, False):
+        with pytest.raises(StoreError, match="is damaged: its table `schema_version`") as caught:
+            place.open(create=create)
+        assert "from a copy" in str(caught.value.hint)
+
+
+def test_a_disk_without_room_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with files_of_at_most(2000), pytest.raises(StoreError, match="cannot be used: disk I/O error"):
+        Store.open(tmp_path / "store", create=True)
+
+
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store.sqlite").write_text("my shopping list, which is longer than a database's header " * 10)
     with pytest.raises(StoreError, match="not a database") as caught:
@@ -140,10 +158,26 @@ def test_a_damaged_record_is_named_in_a_sentence(place: Place, record: str) -> N
         saved(store)
     place.execute(f"UPDATE attempts SET record = '{record}'")
     store = place.open()
-    for read in (store.attempts, store.outlines):
+    readings: list[Callable[[str], Iterable[object]]] = [
+        store.attempts,
+        store.outlines,
+        lambda name: store.digests(name, "kernel", [SOLO.key]),
+        lambda name: store.part(name, SOLO.key, "kernel") or "",
+        lambda name: store.usages(name, [SOLO.key]),
+    ]
+    for read in readings:
         with pytest.raises(StoreError, match=f"the record of {SOLO.key} in .* cannot be read: ") as caught:
             list(read("small"))
         assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("plan", ["{", "{}", '{"attempts": [{"nothing": 1}], "comparisons": []}'])
+def test_a_damaged_plan_is_named_in_a_sentence(place: Place, plan: str) -> None:
+    with place.open(create=True) as store:
+        saved(store)
+        place.execute("UPDATE experiments SET plan = ?", store._artifacts.put(plan))
+    with pytest.raises(StoreError, match=r"the plan of `small` in .* cannot be read: "):
+        place.open().experiment("small")
 
 
 @pytest.mark.parametrize("place", ["nowhere", "sqlite-of-sorts://x", "postgresql://nobody:secret@127.0.0.1:1/none"])

@@ -177,12 +177,26 @@ def write_frame(frame: pl.DataFrame, path: Path) -> None:
     write_whole(path, written.getvalue())
 
 
+def _check_columns(study: Frames) -> None:
+    """Raise `ValueError` for frames that lack a column, or have one of another type."""
+    empty = frames_of(Plan(attempts=(), comparisons=()), {})
+    for name in _FILES:
+        columns = getattr(study, name).schema
+        for column, kind in getattr(empty, name).schema.items():
+            if column not in columns:
+                raise ValueError(f"{name}.parquet has no column `{column}`")
+            if columns[column] != kind:
+                raise ValueError(f"`{column}` in {name}.parquet is {columns[column]}, not {kind}")
+
+
 def read_parquet(folder: Path) -> Frames:
     """What `write_parquet` wrote. Raises `UserError` for a folder that does not hold it."""
     try:
         about = json.loads((folder / _ABOUT).read_text())
         frames = {name: pl.read_parquet(folder / f"{name}.parquet") for name in _FILES}
-        return Frames(name=about["name"], band=about["band"], **frames)
+        found = Frames(name=str(about["name"]), band=float(about["band"]), **frames)
+        _check_columns(found)
+        return found
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
         raise UserError(
             f"{folder} holds no exported study: {error}", hint="`mkb export parquet DIR EXPERIMENT` writes one"

@@ -57,7 +57,7 @@ def _check_replaceable(path: Path) -> None:
 
     if path.is_file() and not is_report(path):
         raise UserError(
-            f"{path} is no report of ours and is left as it is", hint="choose another place with --out, or remove it"
+            f"{path} is no report of ours and is left as it is", hint="choose another place with --out"
         )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -79,7 +80,8 @@ class Database:
         elif schema_version.name not in tables:
             raise StoreError(f"{self.name} belongs to another program", hint="choose another place with --store")
         with self.reading() as connection:
-            version, made_by = connection.execute(select(schema_version)).one()
+            rows = connection.execute(select(schema_version)).all()
+        version, made_by = _the_one_row(rows, self.name)
         if version > SCHEMA_VERSION:
             raise StoreError(
                 f"the store {self.name} was made by a newer metakernelbench ({made_by}, layout {version}; "
@@ -177,6 +179,16 @@ def outlasts_a_lost_connection[**P, R](operation: Callable[P, R]) -> Callable[P,
     return repeated
 
 
+def _the_one_row(rows: Sequence[Sequence[Any]], name: str | None) -> tuple[int, str]:
+    """Layout and maker, as the table of versions has to hold them. Raises `StoreError`."""
+    match rows:
+        case [(int(version), str(made_by))]:
+            return version, made_by
+    raise StoreError(
+        f"the store {name} is damaged: its table `{schema_version.name}` does not hold one version", hint=DAMAGED
+    )
+
+
 def database_of(folder: Path) -> URL:
     """The URL of the SQLite file in a store's folder."""
     return URL.create("sqlite", database=str(folder / "store.sqlite"))
@@ -227,13 +239,14 @@ def _begun_on_a_server(connection: Connection) -> None:
 
 _HELD = "another program holds it: let that end, then run the same command again"
 _HINT = "what was finished is kept: put this right and run the same command again"
-_DAMAGED = "bring the store back from a copy, or choose another place with --store"
+DAMAGED = "bring the store back from a copy, or choose another place with --store"
 _READ_ONLY = "a store has to be writable even to be read: copy it to a folder of yours, or get the permission"
 _HINTS = {
     "database is locked": _HELD,
-    "is not a database": _DAMAGED,
-    "is malformed": _DAMAGED,
+    "is not a database": DAMAGED,
+    "is malformed": DAMAGED,
     "readonly database": _READ_ONLY,
+    "disk is full": "make room there: what was finished is kept; then run the same command again",
 }
 """What a driver says → what to do, where it is not `_HINT`."""
 
@@ -246,13 +259,13 @@ def _told_in_a_sentence(name: str | None, broken: type[StoreError]) -> Iterator[
         yield
     except IntegrityError:
         raise  # a rule of the tables, not a state of the database: for the caller
-    except (DBAPIError, TimeoutError) as error:
+    except (DBAPIError, TimeoutError, sqlite3.Error) as error:
         kind = broken if isinstance(error, OperationalError) else StoreError
         hint = next((hint for words, hint in _HINTS.items() if words in _said(error)), _HINT)
         raise kind(f"the store {name} cannot be used: {_said(error)}", hint=hint) from error
 
 
-def _said(error: DBAPIError | TimeoutError) -> str:
+def _said(error: DBAPIError | TimeoutError | sqlite3.Error) -> str:
     """What the driver said, on one line."""
     said = error.orig if isinstance(error, DBAPIError) else error
     return " ".join(str(said).split())

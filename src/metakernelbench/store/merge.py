@@ -163,14 +163,21 @@ def _copy_texts(source: Store, target: Store, plan: Merge) -> None:
     """All texts that the rows to come refer to."""
     table = schema.attempts
     for some in batched(plan.new, _AT_ONCE):
-        query = select(table.c.skill, table.c.record).where(table.c.experiment == plan.source, table.c.key.in_(some))
+        query = select(table.c.key, table.c.skill, table.c.record)
         with source._database.reading() as connection:
-            rows = connection.execute(query).all()
+            rows = connection.execute(query.where(table.c.experiment == plan.source, table.c.key.in_(some))).all()
+        digests = {skill for _, skill, _ in rows} - {None}
+        for key, _, record in rows:
+            digests |= source._read(key, _digests_in, record)
         batch = target._artifacts.batch()
-        for digest in {d for skill, record in rows for d in ({skill} - {None}) | set(_digests(json.loads(record)))}:
+        for digest in digests:
             if not target._artifacts.path(digest).exists():
                 batch.put(source._artifacts.get(digest))
         batch.keep()
+
+
+def _digests_in(record: str) -> set[str]:
+    return set(_digests(json.loads(record)))
 
 
 def _digests(value: Any) -> Iterator[str]:

@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, insert, select, update
 
 from metakernelbench.attempts.record import AttemptRecord
-from metakernelbench.errors import InfrastructureFault
+from metakernelbench.errors import InfrastructureFault, StoreError
 from metakernelbench.store.artifacts import digest_of
-from metakernelbench.store.database import Database, outlasts_a_lost_connection
+from metakernelbench.store.database import DAMAGED, Database, outlasts_a_lost_connection
 from metakernelbench.store.leases import Owner, release_in
 from metakernelbench.store.schema import rematches
 from metakernelbench.text import harmless
@@ -111,7 +111,15 @@ class Rematches:
         query = select(*_COLUMNS).where(which).order_by(rematches.c.id)
         with self._database.reading() as connection:
             rows = [dict(row._mapping) for row in connection.execute(query)]
-        return [Rematch(**row | {name: json.loads(row[name]) for name in _AS_JSON}) for row in rows]
+        return [self._read(row) for row in rows]
+
+    def _read(self, row: dict[str, Any]) -> Rematch:
+        try:
+            return Rematch(**row | {name: json.loads(row[name]) for name in _AS_JSON})
+        except (ValueError, TypeError) as error:
+            raise StoreError(
+                f"the rematch of {row['treatment']} in {self._database.name} cannot be read: {error}", hint=DAMAGED
+            ) from error
 
 
 def lease_key(baseline: str, treatment: str) -> str:

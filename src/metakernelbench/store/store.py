@@ -179,7 +179,12 @@ class Store:
         except ValidationError as error:
             said = f"the specification of `{name}` in {self.name} cannot be read: {_why(error)}"
             raise StoreError(said, hint=_DAMAGED) from error
-        plan = _plan_from_json(self._artifacts.get(row.plan))
+        text = self._artifacts.get(row.plan)
+        try:
+            plan = _plan_from_json(text)
+        except (ValueError, TypeError, KeyError) as error:
+            said = f"the plan of `{name}` in {self.name} cannot be read: {_why(error)}"
+            raise StoreError(said, hint=_DAMAGED) from error
         return StoredExperiment(name=name, spec=spec, plan=plan, created_at=row.created_at, updated_at=row.updated_at)
 
     # Records
@@ -248,10 +253,10 @@ class Store:
         whole = partial(unpack, artifacts=self._artifacts)
         return ((key, self._read(key, whole, record)) for key, record in self._packed(experiment, keys))
 
-    def _read(self, key: str, reading: Callable[[str], AttemptRecord], packed: str) -> AttemptRecord:
+    def _read[T](self, key: str, reading: Callable[[str], T], packed: str) -> T:
         try:
             return reading(packed)
-        except ValueError as error:  # no JSON, or another shape than a record has
+        except (ValueError, TypeError, KeyError) as error:  # no JSON, or another shape than a record has
             raise StoreError(
                 f"the record of {key} in {self.name} cannot be read: {_why(error)}", hint=_DAMAGED
             ) from error
@@ -290,18 +295,18 @@ class Store:
     def digests(self, experiment: str, name: str, keys: Iterable[str]) -> dict[str, str | None]:
         """Key → digest of one of its record's texts (`kernel`, `trajectory`), None where it left none."""
         rows = self._packed(experiment, keys)
-        return {key: digest_of_part(record, name) for key, record in rows}
+        return {key: self._read(key, partial(digest_of_part, name=name), record) for key, record in rows}
 
     def part(self, experiment: str, key: str, name: str) -> str | None:
         """One of a record's texts, a trajectory as JSON; None where the attempt left none or has no record."""
         for _, record in self._packed(experiment, [key]):
-            return part(record, name, self._artifacts)
+            return self._read(key, partial(part, name=name, artifacts=self._artifacts), record)
         return None
 
     def usages(self, experiment: str, keys: Iterable[str]) -> Iterator[tuple[str, Usage]]:
         """Key and usage of finished attempts."""
         for key, record in self._packed(experiment, keys):
-            yield key, Usage.model_validate(json.loads(record)["usage"])
+            yield key, self._read(key, _usage, record)
 
     def text(self, digest: str) -> str:
         """A text that the store keeps, such as a skill, by its digest. Raises `StoreError`."""
@@ -326,6 +331,10 @@ class Store:
             return [Fault(**row._mapping) for row in connection.execute(query)]
 
 
+def _usage(packed: str) -> Usage:
+    return Usage.model_validate(json.loads(packed)["usage"])
+
+
 def _current(experiment: str) -> ColumnElement[bool]:
     table = schema.attempts
     return and_(table.c.experiment == experiment, table.c.superseded_at.is_(None))
@@ -344,8 +353,10 @@ def _make_folder(folder: Path) -> None:
         ) from error
 
 
-def _why(error: ValueError) -> str:
+def _why(error: Exception) -> str:
     """What is wrong with what was read, on one line; of several things the first."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"`{'.'.join(str(part) for part in first['loc'])}`: {first['msg']}"
