@@ -118,6 +118,18 @@ def test_a_dry_run_names_what_would_keep_the_run_from_starting(folder: Path) -> 
     assert "would not start here: unknown agent `terminus-3`; nearest: `terminus-2`" in done.stderr
 
 
+def test_a_dry_run_names_all_that_would_keep_the_run_from_starting(folder: Path) -> None:
+    spec = SPEC.replace('"out"', '"/proc/x"').replace("[attempt]", 'judge = "modal"\n[attempt]\nagent = "terminus-3"')
+    (folder / "small.toml").write_text(spec)
+    done = mkb("run", "small.toml", "--dry-run", "--json", cwd=folder)
+    assert json.loads(done.stdout)["obstacles"] == [
+        "unknown agent `terminus-3`; nearest: `terminus-2`, `terminus-1`, `terminus`",
+        "prepared turns speak to terminus-2 only, not to terminus-3",
+        "the folder /proc/x cannot be made or written to: /proc: No such file or directory",
+        "the `modal` judge grades on GPUs",
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "arguments", "said"),
     [

@@ -77,6 +77,7 @@ KEYS = (
     "`name`, `design`, `options`, `problems`, `dsls`, `models`, `replicates`, `attempt`, `judge`, "
     "`judge_options`, `concurrency`, `usage`, `store`, `artifacts`, `indifference_band`"
 )
+NAME_IS = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
 
 
 @pytest.mark.parametrize(
@@ -110,8 +111,10 @@ KEYS = (
         ),
         (
             GOOD.replace('"first"', '"first one"'),
-            'e.toml, line 1: `name` is "first one"; allowed: letters, digits, `.`, `_` and `-`',
+            f'e.toml, line 1: `name` is "first one"; allowed: {NAME_IS}',
         ),
+        (GOOD.replace('"first"', '".first"'), f'e.toml, line 1: `name` is ".first"; allowed: {NAME_IS}'),
+        (GOOD.replace("first", 101 * "f"), f'e.toml, line 1: `name` is "{56 * "f"}...; allowed: {NAME_IS}'),
         (
             GOOD.replace('"triton"', '"tirx"'),
             'e.toml, line 4: `dsls` is ["tirx", "tirx"]; allowed: each named once; `tirx` is named twice',

@@ -24,7 +24,7 @@ from metakernelbench.errors import UserError
 from metakernelbench.experiments.plan import Fingerprint, Freshness
 from metakernelbench.experiments.planned import Material, Plan, PlannedAttempt, merged
 from metakernelbench.experiments.registry import load_design
-from metakernelbench.experiments.spec import ExperimentSpec
+from metakernelbench.experiments.spec import EXPERIMENT_NAME_IS, ExperimentSpec
 from metakernelbench.problems import catalog
 from metakernelbench.store.artifacts import digest_of
 from metakernelbench.store.rematches import Rematch
@@ -145,7 +145,7 @@ def write_study(
     try:
         spec = ExperimentSpec.model_validate(settings)
     except ValidationError as error:
-        raise UserError(f"`{name}` is no name of an experiment", hint="letters, digits, `.`, `_` and `-`") from error
+        raise UserError(f"`{name}` is no name of an experiment", hint=EXPERIMENT_NAME_IS) from error
     store.save_experiment(spec, plan)
     freshness = None if fingerprint is None else Freshness(spec.attempt, fingerprint)
     kept: dict[str, AttemptRecord] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from metakernelbench.cli import output
-from metakernelbench.errors import MkbError
 from metakernelbench.text import harmless
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def show_plan(spec: ExperimentSpec, *, as_json: bool) -> None:
     """Print how an experiment stands and what is left of it; starts and writes nothing."""
     from metakernelbench.attempts.attempt import fingerprint
     from metakernelbench.experiments.estimate import estimate
+    from metakernelbench.experiments.obstacles import obstacles
     from metakernelbench.experiments.plan import idle_designs, plan_missing, plan_of
     from metakernelbench.experiments.stored_plan import loses
 
@@ -40,14 +41,14 @@ def show_plan(spec: ExperimentSpec, *, as_json: bool) -> None:
             store.close()
     if lost is not None:
         output.warn(lost)
-    obstacles = _obstacles(spec)
+    found = asyncio.run(obstacles(spec))
     if as_json:
-        output.print_json(_as_json(plan, costs) | {"obstacles": obstacles})
+        output.print_json(_as_json(plan, costs) | {"obstacles": found})
         return
     _print(plan, costs)
     if (idle := idle_designs(spec, plan.plan)) is not None:
         output.warn(idle)
-    for obstacle in obstacles:
+    for obstacle in found:
         output.warn(f"would not start here: {obstacle}")
 
 
@@ -65,19 +66,6 @@ def _existing_store(spec: ExperimentSpec) -> Store | None:
         return open_store(spec)
     except NoStore:
         return None
-
-
-def _obstacles(spec: ExperimentSpec) -> list[str]:
-    """Why a run would end here before its first attempt: agent, sandbox and models, checked as a run does."""
-    from metakernelbench.attempts.attempt import check_model
-
-    found: dict[str, None] = {}
-    for model in spec.models:
-        try:
-            check_model(model, spec.attempt)
-        except MkbError as error:
-            found[error.message] = None
-    return list(found)
 
 
 def _as_json(plan: RunPlan, costs: list[ModelCost]) -> dict[str, Any]:

@@ -41,12 +41,13 @@ def import_(
 ) -> None:
     """Bring experiments of another store into one. What is there stays as it is; what differs is listed and nothing is
     brought over. Exit code: 0 done, 1 conflicts (in a dry run), 2 wrong usage or conflicts."""
+    from metakernelbench.experiments.spec import EXPERIMENT_NAME, EXPERIMENT_NAME_IS
     from metakernelbench.store.merge import chosen, merge, plan_merge
 
     if Path(source).resolve() == Path(into).resolve():
         raise UserError("a store cannot be brought into itself", hint="name another with --into")
-    if new_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", new_name):
-        raise UserError(f"--as is `{new_name}`; allowed: letters, digits, `.`, `_` and `-`")
+    if new_name is not None and not re.search(EXPERIMENT_NAME, new_name):
+        raise UserError(f"--as is `{new_name}`; allowed: {EXPERIMENT_NAME_IS}")
     with ExitStack() as opened:
         theirs = opened.enter_context(_opened(source))
         names = chosen(theirs, experiment or [])

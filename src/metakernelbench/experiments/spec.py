@@ -39,6 +39,11 @@ type Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_di
 type OneOrMore = Annotated[Names, BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 
 
+EXPERIMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+EXPERIMENT_NAME_IS = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
+"""What may be an experiment's name; it is also that of a folder."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -72,7 +77,7 @@ class Usage(_Part):
 class ExperimentSpec(_Part):
     """One experiment."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="letters, digits, `.`, `_` and `-`")
+    name: str = Field(pattern=EXPERIMENT_NAME, description=EXPERIMENT_NAME_IS)
     design: OneOrMore = Field(description="the name of a design, or a list of them")
     options: dict[str, dict[str, Any]] = Field(default={}, description="tables of designs' options, [options.NAME]")
     problems: Names = Field(description='a list of ids such as "p28" and families such as "moe", or "all"')

@@ -48,6 +48,10 @@ class LocalJudge:
         return len(self._places)
 
     async def ready(self) -> None:
+        """Raise `UserError` where there is certainly no GPU."""
+        await self.look()
+
+    async def look(self) -> None:
         """Raise `UserError` where there is certainly no GPU. A verifier, which asks CUDA, takes seconds to say so."""
         if self._device == "cuda" and not any(Path(driver).exists() for driver in _DRIVERS):
             raise UserError(

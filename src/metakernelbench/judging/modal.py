@@ -67,6 +67,16 @@ class ModalJudge:
                 if self._function is None:
                     self._function = await self._start()
 
+    async def look(self) -> None:
+        """Raise `UserError` where nobody says who pays. Asks nobody."""
+        from modal.config import config
+
+        missing = [name for name in ("token_id", "token_secret") if not config.get(name)]
+        if missing:
+            raise UserError(
+                f"Modal is given no {' and no '.join(missing)}", hint="`modal setup` logs in; docs/judges.md"
+            )
+
     async def verdict(self, request: GradingRequest) -> Verdict:
         """Grade one implementation in a container of its own. Raises `UserError` where Modal does not let us in or what
         is asked for makes no sense, `InfrastructureFault` where a container was lost. A cancelled grading is ended."""

@@ -54,6 +54,15 @@ class RayJudge:
             if self._task is None:
                 self._task = await asyncio.to_thread(self._connect)
 
+    async def look(self) -> None:
+        """As `ready`, but brings nothing along, starts no cluster where one is to be started, and leaves again."""
+        if self._address == "local":
+            return
+        try:
+            await asyncio.to_thread(self._join, {})
+        finally:
+            await self.close()
+
     async def verdict(self, request: GradingRequest) -> Verdict:
         """Grade one implementation somewhere in the cluster. Raises `UserError` where no cluster can be reached or what
         is asked for makes no sense, `InfrastructureFault` where a worker or a node died. A cancelled grading is
@@ -97,6 +106,16 @@ class RayJudge:
 
     def _connect(self) -> Any:
         """The function that grades in the cluster, one call a worker process. Raises `UserError`."""
+        self._join(self._runtime_env)
+        import ray
+
+        single_use = ray.remote(
+            max_calls=1, max_retries=0, num_gpus=self._gpus, num_cpus=self._cpus, resources=self._resources
+        )
+        return single_use(remote.answer)
+
+    def _join(self, runtime_env: Mapping[str, Any]) -> None:
+        """Be a client of the cluster. Raises `UserError`, also where it has no node that can grade."""
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a task without a GPU leaves them visible
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "3")  # for a cluster that is gone it would be minutes
         import ray
@@ -108,7 +127,7 @@ class RayJudge:
                     namespace="metakernelbench",
                     log_to_driver=False,
                     logging_level=logging.ERROR,
-                    runtime_env=self._runtime_env or None,
+                    runtime_env=runtime_env or None,
                     **({"include_dashboard": False} if self._address == "local" else {}),
                 )
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -119,10 +138,6 @@ class RayJudge:
                 ) from error
             self._connected_here = True
         self._check_resources(ray.cluster_resources())
-        single_use = ray.remote(
-            max_calls=1, max_retries=0, num_gpus=self._gpus, num_cpus=self._cpus, resources=self._resources
-        )
-        return single_use(remote.answer)
 
     def _check_resources(self, has: Mapping[str, float]) -> None:
         """Raise `UserError` where no node can ever grade: Ray would wait for one without end."""

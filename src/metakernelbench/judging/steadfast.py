@@ -37,6 +37,11 @@ class Steadfast:
         if (check := getattr(self.judge, "ready", None)) is not None:
             await check()
 
+    async def look(self) -> None:
+        """As `ready`, as far as that starts nothing and costs nothing. Raises `UserError`."""
+        if (check := getattr(self.judge, "look", None)) is not None:
+            await check()
+
     async def verdict(self, request: GradingRequest) -> Verdict:
         """As the judge says. Raises `InfrastructureFault` when the last try failed too."""
         if request.final:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from metakernelbench.attempts.agents.models import agent_options, check_model
+from metakernelbench.attempts.agents.models import agent_options, check_model, obstacles
 from metakernelbench.attempts.sandbox.available import sandbox_available
 from metakernelbench.attempts.settings import AttemptSettings
 from metakernelbench.errors import SpecError, UnknownName, UserError
@@ -65,6 +65,18 @@ def test_a_key_among_the_options_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OPENROUTER_API_KEY", "none")
     with pytest.raises(UserError, match="written into every record"):
         check_model(REAL, AttemptSettings(model_options={"llm_kwargs": {"api_key": "secret"}}))
+    with pytest.raises(UserError, match="written into every record"):
+        check_model(REAL, AttemptSettings(model_options={"api_key": "secret"}))
+
+
+def test_all_obstacles_are_listed_not_the_first_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    found = [error.message for error in obstacles(REAL, AttemptSettings(agent="terminus2", sandbox="hots"))]
+    assert [message[:24] for message in found] == [
+        "unknown agent `terminus2",
+        "unknown sandbox `hots`; ",
+        "the model `openrouter/ve",
+    ]
 
 
 def test_a_scripted_model_needs_a_readable_script(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from metakernelbench.attempts.agents.script import read_scripts
@@ -51,21 +51,39 @@ def quiet_libraries() -> None:
 
 def check_model(model: str, settings: AttemptSettings) -> None:
     """Raise `UserError`, with one clear sentence, where attempts with this model and these settings cannot start."""
-    _check_agent(settings)
-    check_sandbox(settings)
+    for check in _checks(model, settings):
+        check()
+
+
+def obstacles(model: str, settings: AttemptSettings) -> Iterator[UserError]:
+    """Everything that `check_model` may raise."""
+    for check in _checks(model, settings):
+        try:
+            check()
+        except UserError as error:
+            yield error
+
+
+def _checks(model: str, settings: AttemptSettings) -> list[Callable[[], None]]:
+    common = [partial(check, settings) for check in (_check_no_key, _check_agent, check_sandbox)]
+    if model.startswith(SCRIPTED):
+        return [*common, partial(_check_script, model, settings)]
+    return [*common, partial(_check_isolates, settings), partial(check_provider, model)]
+
+
+def _check_no_key(settings: AttemptSettings) -> None:
     if "api_key" in str(settings.model_options):
         raise UserError(
             "model_options must not hold an API key: it would be written into every record",
             hint="put it into the environment variable that the provider's documentation names",
         )
-    if model.startswith(SCRIPTED):
-        _check_script(model, settings)
-        return
+
+
+def _check_isolates(settings: AttemptSettings) -> None:
     if settings.sandbox == "host":
         raise UserError(
             "the `host` sandbox isolates nothing and is for prepared turns only", hint='use sandbox = "bubblewrap"'
         )
-    check_provider(model)
 
 
 def check_sandbox(settings: AttemptSettings) -> None:
