@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from metakernelbench.errors import UserError
-from metakernelbench.files import read_text, refusal, write_whole, writing
+from metakernelbench.files import read_text, refusal, replaced_folder, write_whole, writing
 from tests.disk import files_of_at_most
 
 
@@ -55,4 +55,21 @@ def test_a_refusal_names_the_target_where_the_system_does_not() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert refused.value.hint == "make room there, or choose another folder"
     copied = shutil.Error([("a", "b/c", "[Errno 28] No space left on device: 'a' -> 'b/c'")])
-    assert refusal(copied, Path("b")).message.startswith("cannot write b/c: [Errno 28] No space left on device")
+    assert refusal(copied, Path("b")).message == "cannot write b: No space left on device"
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "deep").mkdir(parents=True)
+    (old / "deep" / "file").write_text("old")
+    for folder in (old, new):
+        too_large = pytest.raises(OSError, match="File too large")
+        with too_large as refused, files_of_at_most(10), replaced_folder(folder) as unfinished:
+            unfinished.mkdir()
+            (unfinished / "file").write_text("x" * 100)
+        assert refused.value.filename == str(folder)
+    assert ((old / "deep" / "file").read_text(), list(tmp_path.iterdir())) == ("old", [old])
+    with replaced_folder(old) as unfinished:
+        unfinished.mkdir()
+        (unfinished / "file").write_text("new")
+    assert ([*old.iterdir()], (old / "file").read_text()) == ([old / "file"], "new")

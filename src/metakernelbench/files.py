@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -51,6 +52,37 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 @contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """A folder's name to write under; what it then holds takes the place of all that is in `folder`. A failure leaves
+    what was there; its `OSError` names `folder`."""
+    is_new = not folder.exists()
+    unfinished = folder / f".mkb-{uuid.uuid4().hex}.unfinished"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield unfinished
+        for old in set(folder.iterdir()) - {unfinished}:
+            _remove(old)
+        for made in unfinished.iterdir():
+            made.rename(folder / made.name)
+        unfinished.rmdir()
+    except BaseException as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise OSError(error.errno, _why(error), str(folder)) from error
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+@contextmanager
 def writing(target: Path, *, hint: str) -> Iterator[None]:
     """Turn a refusal to write to `target`, or to something in it, into a `UserError`."""
     try:
@@ -61,13 +93,18 @@ def writing(target: Path, *, hint: str) -> Iterator[None]:
 
 def refusal(error: OSError, target: Path | None = None, *, hint: str | None = None) -> UserError:
     """What could not be written, why, and what to do."""
-    place, why = error.filename or target, error.strerror
-    if isinstance(error, shutil.Error):  # a list of what a copy of a folder could not do
-        _, place, why = error.args[0][0]
-    if error.errno in _NO_ROOM or "No space left" in str(why):
+    place, why = error.filename or target, _why(error)
+    if error.errno in _NO_ROOM or why == os.strerror(errno.ENOSPC):
         hint = f"make room there{', or ' + hint if hint else ''}"
     said = "a file cannot be written" if place is None else f"cannot write {place}"
-    return UserError(f"{said}: {why or error}", hint=hint)
+    return UserError(f"{said}: {why}", hint=hint)
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # all that a copy of a folder could not do
+        _, _, why = error.args[0][0]
+        return str(why).partition("] ")[2].partition(": ")[0] or str(why)
+    return error.strerror or str(error)
 
 
 def is_state_of_the_machine(error: OSError) -> bool:

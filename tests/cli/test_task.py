@@ -13,6 +13,7 @@ from metakernelbench.cli.app import main
 from metakernelbench.dsls.docs.build import fingerprint
 from metakernelbench.dsls.dsl import load
 from tests.attempts.support import needs_sandbox
+from tests.disk import files_of_at_most
 
 
 def mkb(*arguments: str) -> int:
@@ -47,6 +48,25 @@ class TestBuild:
         assert mkb("task", "build", "p28", "--dsl", "triton", str(tmp_path)) == 2
         assert (tmp_path / "precious").exists()
         assert "holds something that is no task" in capsys.readouterr().err
+        (folder / "notes.md").touch()
+        assert mkb("task", "build", "p28", "--dsl", "triton", str(folder)) == 2
+        assert "holds `notes.md`, which is no part of a task" in capsys.readouterr().err
+        (tmp_path / "task.toml").write_text('[task]\nname = "somebody/else"\n')
+        assert mkb("task", "build", "p28", "--dsl", "triton", str(tmp_path)) == 2
+        assert "holds something that is no task of ours" in capsys.readouterr().err
+
+    def test_a_task_that_finds_no_room_leaves_the_older_one(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder = tmp_path / "task"
+        assert mkb("task", "build", "p28", "--dsl", "triton", str(folder)) == 0
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for again in (folder, tmp_path / "new"):
+            with files_of_at_most(2000):
+                assert mkb("task", "build", "p28", "--dsl", "triton", str(again)) == 2
+            assert f"cannot write {again}: File too large" in " ".join(capsys.readouterr().err.split())
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        assert not (tmp_path / "new").exists()
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

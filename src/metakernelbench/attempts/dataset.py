@@ -18,7 +18,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from metakernelbench.attempts.task import task_files, write_task
 from metakernelbench.dsls import dsl as dsls
 from metakernelbench.dsls.docs import build as docs
 from metakernelbench.errors import UserError
+from metakernelbench.files import replaced_folder
 from metakernelbench.grading.witnesses import WITNESSES
 from metakernelbench.problems import catalog
 
@@ -90,12 +91,14 @@ def write_dataset(
     if settings.device == "cuda" and settings.image == Image():
         settings = settings.model_copy(update={"image": GPU_IMAGE})
     tasks: list[Task] = []
-    for name in names:
-        documentation = docs.build(dsls.load(name)).folder
-        for problem in problems:
-            tasks.append(_write(folder / f"{problem}-{name}", problem, name, settings, documentation))
-            documentation = tasks[-1].folder / "environment" / "docs"
-            progress(tasks[-1])
+    with replaced_folder(folder) as unfinished:
+        for name in names:
+            documentation = docs.build(dsls.load(name)).folder
+            for problem in problems:
+                written = _write(unfinished / f"{problem}-{name}", problem, name, settings, documentation)
+                documentation = written.folder / "environment" / "docs"
+                tasks.append(replace(written, folder=folder / written.folder.name))
+                progress(tasks[-1])
     return tasks
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,9 @@ from rich.markup import escape
 
 from metakernelbench.cli import output
 from metakernelbench.cli.output import ExitCode
+from metakernelbench.cli.submissions import read_kernel
 from metakernelbench.errors import UnknownName, UserError
+from metakernelbench.files import replaced_folder, writing
 from metakernelbench.text import harmless
 
 if TYPE_CHECKING:
@@ -45,12 +48,13 @@ def build(
     from metakernelbench.dsls import dsl as dsls
     from metakernelbench.dsls.docs import build as docs
 
-    _check_replaceable(folder)
     settings = _settings(dsl, device or "cuda")
     files = task_files(problem, dsl, settings, None)
+    _check_replaceable(folder, {name.partition("/")[0] for name in files})
     with output.stderr.status("making the documentation"):
         documentation = docs.build(dsls.load(dsl)).folder
-    write_task(files, folder, documentation, copy=True)
+    with writing(folder, hint="name another folder"), replaced_folder(folder) as unfinished:
+        write_task(files, unfinished, documentation, copy=True)
     written = [path for path in folder.rglob("*") if path.is_file()]
     facts = {"files": len(written), "bytes": sum(path.stat().st_size for path in written)}
     if as_json:
@@ -82,7 +86,7 @@ def try_(
     if sandbox not in OWN_SANDBOXES:
         raise UnknownName("sandbox of ours", sandbox, OWN_SANDBOXES)
     settings = _settings(dsl, device or _default_device(dsl), sandbox=sandbox)
-    source = None if kernel is None else kernel.read_bytes()
+    source = None if kernel is None else read_kernel(kernel)
     raise typer.Exit(asyncio.run(_try(problem, dsl, settings, source, run)))
 
 
@@ -130,9 +134,16 @@ def _settings(dsl: str, device: str, **settings: str) -> AttemptSettings:
     return AttemptSettings.model_validate({"device": device, "workload": workload, **settings})
 
 
-def _check_replaceable(folder: Path) -> None:
-    """A folder that holds anything but an older task is not touched."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "task.toml").is_file():
-        raise UserError(f"`{folder}` holds something that is no task", hint="name a new or empty folder")
+def _check_replaceable(folder: Path, parts: Set[str]) -> None:
+    """A folder that holds anything but an older task of ours, of these `parts`, is not touched."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"`{folder}` is no folder")
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if held and not _is_task(folder / "task.toml"):
+        raise UserError(f"`{folder}` holds something that is no task of ours", hint="name a new or empty folder")
+    if added := sorted(held - parts):
+        raise UserError(f"`{folder}` holds `{added[0]}`, which is no part of a task", hint="name a new or empty folder")
+
+
+def _is_task(path: Path) -> bool:
+    return path.is_file() and 'name = "metakernelbench/' in path.read_text(errors="replace")
