@@ -125,7 +125,7 @@ def test_a_dry_run_names_all_that_would_keep_the_run_from_starting(folder: Path)
     assert json.loads(done.stdout)["obstacles"] == [
         "unknown agent `terminus-3`; nearest: `terminus-2`, `terminus-1`, `terminus`",
         "prepared turns speak to terminus-2 only, not to terminus-3",
-        "the folder /proc/x cannot be made or written to: /proc: No such file or directory",
+        "the folder /proc/x cannot be made or written to: No such file or directory",
         "the `modal` judge grades on GPUs",
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -22,15 +21,15 @@ async def obstacles(spec: ExperimentSpec) -> list[str]:
 def _to_the_store(spec: ExperimentSpec) -> str | None:
     """A folder has to be there or to be made, and to be written to; a database has been asked already."""
     folder = Path(spec.artifacts if spec.artifacts is not None and "://" in spec.store else spec.store)
-    exists = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     database = folder / "store.sqlite"
     try:
         if database.exists() and not database.is_file():
             return f"the store {folder} cannot be used: {database} is not a file"
-        with tempfile.TemporaryFile(dir=exists):
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=there):
             return None
     except OSError as error:
-        return f"the folder {folder} cannot be made or written to: {exists}: {error.strerror}"
+        return f"the folder {folder} cannot be made or written to: {error.strerror}"
 
 
 async def _to_the_judge(spec: ExperimentSpec) -> str | None:
