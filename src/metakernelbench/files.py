@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from metakernelbench.errors import UserError
 
@@ -25,9 +26,14 @@ def read_text(path: Path, *, most: int = _MOST) -> str:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     with path.open(encoding="utf-8") as file:
-        text = file.read(most + 1)
+        return read_all(file, most=most)
+
+
+def read_all(file: TextIO, *, most: int = _MOST) -> str:
+    """What an open file holds. Raises `OSError` for more than `most` characters."""
+    text = file.read(most + 1)
     if len(text) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most:,} characters", str(path))
+        raise OSError(errno.EFBIG, f"it has more than {most:,} characters", file.name)
     return text
 
 

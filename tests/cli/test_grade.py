@@ -86,6 +86,17 @@ def test_a_wrong_list_names_its_line_before_anything_is_graded(
     assert named.format(folder=tmp_path) in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("standard_input", [False, True])
+def test_a_list_that_never_ends_is_refused(
+    standard_input: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/zero").open() as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        assert run("--many", "-" if standard_input else "/dev/zero", *OPTIONS) == 2
+    said = "more than 1,000,000 characters" if standard_input else "no regular file"
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_failing_kernel_leaves_with_1_and_says_why(kernel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernel.write_text("import os\n[bold]\n")
     assert run("p28", str(kernel), *OPTIONS) == 1

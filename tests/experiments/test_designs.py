@@ -125,8 +125,9 @@ def test_a_chain_hands_on_what_the_round_before_kept() -> None:
     assert first == "p01/tirx/a/one/0/from-cute"
     assert by_round["round 2", "tirx"] == (first, "p01/cute/a/one/0/chain-cute-2")
     assert arms(plan) == {"round 1": 2, "round 2": 2, "round 3": 2}
-    with pytest.raises(UserError, match="at least one round"):
-        planned("chain", options={"rounds": 0})
+    for rounds in (0, 100_000_000):
+        with pytest.raises(UserError, match=f"at least one round and takes at most 1000, not {rounds}"):
+            planned("chain", options={"rounds": rounds})
 
 
 def test_ablate_measures_a_part_against_the_whole() -> None:

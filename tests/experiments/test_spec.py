@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,21 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"name = '\xe9'")
     with pytest.raises(SpecError, match="is not UTF-8"):
         load_spec(tmp_path / "latin.toml")
+
+
+def test_what_is_no_file_of_a_sensible_size_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "long").write_text("#" * 2_000_000)
+    for path, said in (("pipe", "no regular file"), ("/dev/zero", "no regular file"), ("long", "more than 1,000,000")):
+        with pytest.raises(SpecError, match=f"cannot read .*: it .*{said}"):
+            load_spec(tmp_path / path)
+
+
+def test_a_file_that_nests_too_deeply_is_one_sentence(tmp_path: Path) -> None:
+    lists, keys = "a = " + "[" * 5000 + "]" * 5000, "a" + ".a" * 5000 + " = 1"
+    assert "too deeply" in message_of(tmp_path, f"{lists}\n{GOOD}")
+    assert "unknown key `a`" in message_of(tmp_path, f"{keys}\n{GOOD}")
+    assert "too deeply" in message_of(tmp_path, f"{GOOD}[options.cross-dsl]\n{keys}\n")
 
 
 def test_a_dsl_that_does_not_run_on_the_device_is_refused(tmp_path: Path) -> None:

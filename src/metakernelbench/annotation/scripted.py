@@ -40,6 +40,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metakernelbench.annotation.labels import Question
 from metakernelbench.errors import SpecError
+from metakernelbench.files import read_text
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -86,12 +87,12 @@ class _Replies(BaseModel):
 def read_replies(path: Path) -> tuple[Reply, ...]:
     """The replies in a file. Raises `SpecError`."""
     try:
-        return _Replies.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).reply
+        return _Replies.model_validate(tomllib.loads(read_text(path))).reply
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SpecError(f"{path}: {where}: {first['msg']}", hint="see `annotation/scripted.py`") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"cannot read the replies in {path}: {error}", hint="see `annotation/scripted.py`") from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from metakernelbench.cli import output
 from metakernelbench.cli.output import ExitCode
 from metakernelbench.errors import InfrastructureFault, UserError
+from metakernelbench.files import read_all, read_text
 from metakernelbench.grading.contract import CONTRACT
 
 _STANDARD_INPUT = Path("-")
@@ -66,7 +67,7 @@ def _lines(path: Path, folder: Path, dsl: str | None) -> Iterator[Listed]:
     from metakernelbench.problems import catalog
 
     try:
-        text = sys.stdin.read() if path == _STANDARD_INPUT else path.read_text(encoding="utf-8")
+        text = read_all(sys.stdin) if path == _STANDARD_INPUT else read_text(path)
     except OSError as error:
         raise UserError(f"`{path}` cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -38,6 +38,9 @@ __all__ = [
     "skill_format",
 ]
 
+_MOST_ROUNDS = 1000
+"""As many as there may be replicates."""
+
 
 def cross_dsl(problems: Sequence[str], dsls: Sequence[str], models: Sequence[str], replicates: int) -> Plan:
     """Does a skill from one DSL help a fresh attempt at the same problem in another? The benchmark's own design.
@@ -145,8 +148,11 @@ def chain(
     and is given the skill that the round before kept. Baseline: the solo attempt of the round's DSL. The first round is
     `cross-dsl`'s treatment. A round without a skill ends its chain.
     """
-    if rounds < 1:
-        raise UserError("the design `chain` needs at least one round", hint="set `rounds` of [options.chain]")
+    if not 1 <= rounds <= _MOST_ROUNDS:
+        raise UserError(
+            f"the design `chain` needs at least one round and takes at most {_MOST_ROUNDS}, not {rounds}",
+            hint="set `rounds` of [options.chain]",
+        )
     draft = Draft("chain")
     draft.pairs(dsls)
     for cell in cells(problems, models, replicates):

@@ -23,6 +23,7 @@ from metakernelbench.dsls.dsl import dsl_names
 from metakernelbench.errors import SpecError, UnknownName
 from metakernelbench.experiments.registry import design_names, load_design
 from metakernelbench.experiments.toml_lines import line_of
+from metakernelbench.files import read_text
 from metakernelbench.judging.registry import check_judge, judge_names
 from metakernelbench.problems.catalog import family_of, problem_ids
 
@@ -103,6 +104,13 @@ def load_spec(path: Path, *, store: str | None = None, model: str | None = None)
     """
     text = _read(path)
     try:
+        return _loaded(text, path, store, model)
+    except RecursionError as error:
+        raise SpecError(f"{path} holds tables or lists in one another too deeply to be read") from error
+
+
+def _loaded(text: str, path: Path, store: str | None, model: str | None) -> ExperimentSpec:
+    try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path} is not TOML: {error}", hint="strings need quotes; see examples/demo.toml") from error
@@ -120,7 +128,7 @@ def load_spec(path: Path, *, store: str | None = None, model: str | None = None)
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except OSError as error:
         raise SpecError(
             f"cannot read {path}: {error.strerror}", hint="examples/demo.toml is a first experiment"

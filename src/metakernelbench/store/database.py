@@ -240,13 +240,15 @@ def _begun_on_a_server(connection: Connection) -> None:
 _HELD = "another program holds it: let that end, then run the same command again"
 _HINT = "what was finished is kept: put this right and run the same command again"
 DAMAGED = "bring the store back from a copy, or choose another place with --store"
+_NO_ROOM = "make room there, or see whether the disk works: what was finished is kept; then run the same command again"
 _READ_ONLY = "a store has to be writable even to be read: copy it to a folder of yours, or get the permission"
 _HINTS = {
     "database is locked": _HELD,
     "is not a database": DAMAGED,
     "is malformed": DAMAGED,
     "readonly database": _READ_ONLY,
-    "disk is full": "make room there: what was finished is kept; then run the same command again",
+    "disk is full": _NO_ROOM,
+    "disk I/O error": _NO_ROOM,
 }
 """What a driver says → what to do, where it is not `_HINT`."""
 

@@ -61,9 +61,11 @@ def test_listed_turns_come_before_the_short_form(tmp_path: Path) -> None:
         ('[[attempt]]\nmatch = "*"\nsubmission = ["x"]\n', "attempt.0.submission"),
         ('[[attempt]]\nmatch = "*"\nending = "never"\n', "attempt.0.ending"),
         ('[[attempt]]\nmatch = "*"\nskill = "@no_such_file.md"\n', "no_such_file.md"),
+        ('[[attempt]]\nmatch = "*"\nskill = "@/dev/zero"\n', "no regular file"),
         ("[[attempt]\n", "turns.toml"),
+        ("a = " + "[" * 5000 + "]" * 5000, "recursion"),
     ],
-    ids=["nothing fits", "unknown key", "unknown ending", "missing file", "not TOML"],
+    ids=["nothing fits", "unknown key", "unknown ending", "missing file", "endless file", "not TOML", "too deep"],
 )
 def test_an_unusable_script_is_refused_with_the_place_named(tmp_path: Path, text: str, names: str) -> None:
     with pytest.raises(SpecError, match=names.replace(".", r"\.")):

@@ -46,6 +46,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metakernelbench.errors import SpecError
+from metakernelbench.files import read_text
 
 ANSWERED = r"^\[task\] "
 """Matches the line that ends every answer of the `task` tool."""
@@ -112,7 +113,7 @@ def load_script(path: Path, key: str) -> Script:
 def read_scripts(path: Path) -> tuple[Script, ...]:
     """All scripts of a file, with all their `@` files read. Raises `SpecError`."""
     try:
-        text = path.read_text()
+        text = read_text(path)
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         scripts = _ScriptFile.model_validate(data).attempt
         return tuple(_with_files_read(script, path.parent) for script in scripts)
@@ -120,7 +121,7 @@ def read_scripts(path: Path) -> tuple[Script, ...]:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SpecError(f"{path}: {where}: {first['msg']}", hint="see `attempts/agents/script.py`") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"{path}: {error}") from error
 
 
@@ -135,4 +136,4 @@ def _with_files_read(script: Script, folder: Path) -> Script:
 
 
 def _text(value: str, folder: Path) -> str:
-    return (folder / value[1:]).read_text() if value.startswith("@") else value
+    return read_text(folder / value[1:]) if value.startswith("@") else value
