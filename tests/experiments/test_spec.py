@@ -91,6 +91,10 @@ NAME_IS = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a 
             "e.toml, line 6: `replicates` is 1000000000; allowed: less than or equal to 1000",
         ),
         (
+            GOOD + "[concurrency]\nsandboxes = 1000000000\n",
+            "e.toml, line 7: `concurrency.sandboxes` is 1000000000; allowed: less than or equal to 10000",
+        ),
+        (
             GOOD + "[attempt]\nbudget_s = inf\n",
             "e.toml, line 7: `attempt.budget_s` is inf; allowed: a finite number",
         ),

@@ -45,6 +45,10 @@ EXPERIMENT_NAME_IS = "up to 100 letters, digits, `.`, `_` and `-`, the first a l
 """What may be an experiment's name; it is also that of a folder."""
 
 
+_AT_ONCE = 10_000
+"""More than one runner can look after: a slip of the finger."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,11 +56,11 @@ class _Part(BaseModel):
 class Concurrency(_Part):
     """How much goes on at once in one runner."""
 
-    sandboxes: int = Field(default=2, ge=1)
+    sandboxes: int = Field(default=2, ge=1, le=_AT_ONCE)
     """Attempts at once."""
-    models: int | None = Field(default=None, ge=1)
+    models: int | None = Field(default=None, ge=1, le=_AT_ONCE)
     """Attempts at once with one model, for providers that allow only so much; None: no bound of its own."""
-    judges: int | None = Field(default=None, ge=1)
+    judges: int | None = Field(default=None, ge=1, le=_AT_ONCE)
     """Gradings at once; the rest wait. None: as many as the judge does at once, for `local` one a GPU."""
 
 
