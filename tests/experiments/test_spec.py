@@ -47,7 +47,8 @@ def test_a_file_is_resolved_to_the_benchmarks_values(tmp_path: Path) -> None:
 
 def test_all_means_the_whole_catalogue_and_nothing_is_planned_twice(tmp_path: Path) -> None:
     assert load_spec(written(tmp_path, GOOD.replace('["p28", "kv_cache"]', '"all"'))).problems == tuple(problem_ids())
-    assert load_spec(written(tmp_path, GOOD.replace('"kv_cache"', '"p28"'))).problems == ("p28",)
+    overlapping = f'"{problem_ids("kv_cache")[0]}"'
+    assert load_spec(written(tmp_path, GOOD.replace('"p28"', overlapping))).problems == tuple(problem_ids("kv_cache"))
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -60,6 +61,34 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
 def test_the_command_line_goes_over_the_file(tmp_path: Path) -> None:
     spec = load_spec(written(tmp_path, GOOD), store="elsewhere", model="vendor/other")
     assert (spec.store, spec.models) == ("elsewhere", ("vendor/other",))
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    text = GOOD + 'store = "~/out"\nartifacts = "~/large"\n[attempt]\nscript = "~/turns.toml"\n'
+    spec = load_spec(written(tmp_path, text))
+    assert (spec.store, spec.artifacts) == ("/home/somebody/out", "/home/somebody/large")
+    assert spec.attempt.script == Path("/home/somebody/turns.toml")
+    assert load_spec(written(tmp_path, GOOD + 'store = "~nobody-here/x"\n')).store == str(tmp_path / "~nobody-here/x")
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    assert load_spec(written(tmp_path, f"\ufeff{GOOD}")).name == "first"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("name = first\n", "strings need quotes; see examples/demo.toml"),
+        ('name = "a"\nname = "b"\n', "a key or a table stands there for the second time: keep one"),
+        ("[attempt]\n[attempt]\n", "a key or a table stands there for the second time: keep one"),
+        ("name\n", "see examples/demo.toml"),
+    ],
+)
+def test_the_hint_is_of_the_mistake_in_the_toml(tmp_path: Path, text: str, hint: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(written(tmp_path, text))
+    assert caught.value.hint == hint
 
 
 def test_a_database_url_is_left_alone(tmp_path: Path) -> None:
@@ -112,7 +141,8 @@ NAME_IS = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a 
         ),
         (
             GOOD.replace('["vendor/model"]', "[3]"),
-            'e.toml, line 5: `models` is 3; allowed: a list of model names such as "openrouter/vendor/model"',
+            "e.toml, line 5: `models` holds 3, which is not a name in quotes; "
+            'allowed: a list of model names such as "openrouter/vendor/model"',
         ),
         (
             GOOD.replace('"first"', '"first one"'),
@@ -135,6 +165,20 @@ NAME_IS = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a 
             GOOD + "concurrency = { sandbox = 1 }\n",
             "e.toml, line 6: unknown key `sandbox`; nearest: `sandboxes`; "
             "allowed of [concurrency]: `sandboxes`, `models`, `judges`",
+        ),
+        (
+            GOOD.replace('"kv_cache"', '"p28"'),
+            'e.toml, line 3: `problems` is ["p28", "p28"]; allowed: each named once; `p28` is named twice',
+        ),
+        (
+            GOOD.replace('["p28", "kv_cache"]', "[28]"),
+            "e.toml, line 3: `problems` holds 28, which is not a name in quotes; "
+            'allowed: a list of ids such as "p28" and families such as "moe", or "all"',
+        ),
+        (
+            GOOD + '[attempt.image]\nfoo = "x"\n',
+            "e.toml, line 7: unknown key `foo`; nearest: `base`, `index`, `numpy`, `packages`, `system`, `torch`; "
+            "allowed of [attempt.image]: `base`, `system`, `torch`, `index`, `numpy`, `packages`",
         ),
         (GOOD + "store = runs\n", "e.toml is not TOML: Invalid value (at line 6, column 9)"),
     ],

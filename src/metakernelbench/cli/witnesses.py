@@ -130,12 +130,12 @@ def _chosen(
 ) -> list[Witness]:
     """The variants asked for. Raises `UnknownName` for a problem, family or DSL that does not exist."""
     from metakernelbench.cli.problems import chosen_ids
-    from metakernelbench.dsls.dsl import dsl_names
+    from metakernelbench.dsls.dsl import DSL_HINT, dsl_names
     from metakernelbench.grading import witnesses as module
 
     for name in dsls or ():
         if name not in dsl_names():
-            raise UnknownName("DSL", name, dsl_names())
+            raise UnknownName("DSL", name, dsl_names(), hint=DSL_HINT)
     kept = module.read_records(records or module.RECORDS)
     found = module.survey(chosen_ids(ids, family), dsls or module.BENCHMARK_DSLS, kept)
     return [witness for witness in found if not missing or witness.state != "passed"]

@@ -80,6 +80,10 @@ def _entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
 
 
+DSL_HINT = "`mkb doctor` shows those that work here; docs/dsl/adding.md says how one is added"
+"""What to do about a DSL that nobody knows."""
+
+
 def dsl_names() -> list[str]:
     """The names of all installed DSL modules."""
     return sorted(_entries())
@@ -88,6 +92,6 @@ def dsl_names() -> list[str]:
 def load(name: str) -> Dsl:
     """The DSL called `name`. Raises `UnknownName`."""
     if name not in _entries():
-        raise UnknownName("DSL", name, dsl_names())
+        raise UnknownName("DSL", name, dsl_names(), hint=DSL_HINT)
     dsl: Dsl = _entries()[name].load()()
     return dsl

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from metakernelbench.attempts.settings import AttemptSettings
-from metakernelbench.dsls.dsl import dsl_names
+from metakernelbench.dsls.dsl import DSL_HINT, dsl_names
 from metakernelbench.errors import SpecError, UnknownName
 from metakernelbench.experiments.registry import design_names, load_design
 from metakernelbench.experiments.toml_lines import line_of
@@ -117,7 +118,7 @@ def _loaded(text: str, path: Path, store: str | None, model: str | None) -> Expe
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path} is not TOML: {error}", hint="strings need quotes; see examples/demo.toml") from error
+        raise SpecError(f"{path} is not TOML: {error}", hint=_hint_for(str(error))) from error
     if model is not None:
         data["models"] = [model]
     try:  # strictly: a number in quotes is a mistake, not a number
@@ -130,9 +131,16 @@ def _loaded(text: str, path: Path, store: str | None, model: str | None) -> Expe
     return spec
 
 
+def _hint_for(said: str) -> str:
+    """What to do about a mistake in the TOML."""
+    if said.startswith(("Cannot overwrite", "Cannot declare")):
+        return "a key or a table stands there for the second time: keep one"
+    return f"{'strings need quotes; ' if said.startswith('Invalid value') else ''}see examples/demo.toml"
+
+
 def _read(path: Path) -> str:
     try:
-        return read_text(path)
+        return read_text(path).removeprefix("\ufeff")  # the mark that some editors for Windows begin a file with
     except OSError as error:
         raise SpecError(
             f"cannot read {path}: {error.strerror}", hint="examples/demo.toml is a first experiment"
@@ -149,18 +157,26 @@ def _resolved(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
             resolved[key] = tuple(data[key])
     if (problems := data.get("problems")) is not None:
         listed = [problems] if isinstance(problems, str) else problems
-        if isinstance(listed, list) and all(isinstance(item, str) for item in listed):
+        once = isinstance(listed, list) and all(isinstance(item, str) and listed.count(item) == 1 for item in listed)
+        if once:  # else it is a mistake, and told as it stands
             resolved["problems"] = tuple(dict.fromkeys(_expanded(listed)))
     folder = path.resolve().parent
     store = data.get("store", f"runs/{data.get('name')}")
     is_folder = isinstance(store, str) and store and "://" not in store
-    resolved["store"] = str((folder / store).resolve()) if is_folder else store
+    resolved["store"] = str(_place_of(store, folder).resolve()) if is_folder else store
     if isinstance(data.get("artifacts"), str):
-        resolved["artifacts"] = str((folder / data["artifacts"]).resolve())
+        resolved["artifacts"] = str(_place_of(data["artifacts"], folder).resolve())
     attempt = data.get("attempt")
     if isinstance(attempt, dict) and isinstance(attempt.get("script"), str):
-        resolved["attempt"] = attempt | {"script": folder / attempt["script"]}
+        resolved["attempt"] = attempt | {"script": _place_of(attempt["script"], folder)}
     return resolved
+
+
+def _place_of(name: str, folder: Path) -> Path:
+    """A path of the file, of which `~` is the home folder as in a shell."""
+    with suppress(RuntimeError):  # of a user whom nobody knows
+        return folder / Path(name).expanduser()
+    return folder / name
 
 
 def _expanded(names: Iterable[str]) -> list[str]:
@@ -182,7 +198,7 @@ def _check_names(spec: ExperimentSpec, text: str, path: Path) -> None:
     _check_known("design", ["design"], spec.design, design_names(), text, path, hint="see `mkb designs list`")
     see = "see all of them with `mkb problems list`"
     _check_known("problem", ["problems"], spec.problems, [*problem_ids(), *_families(), "all"], text, path, hint=see)
-    _check_known("DSL", ["dsls"], spec.dsls, dsl_names(), text, path)
+    _check_known("DSL", ["dsls"], spec.dsls, dsl_names(), text, path, hint=DSL_HINT)
     _check_known("judge", ["judge"], [spec.judge], judge_names(), text, path, hint="docs/judges.md")
     _check_judge(spec, text, path)
     _check_options(spec, text, path)
@@ -249,6 +265,8 @@ def _what_is_wrong(keys: list[str], mistake: Mapping[str, Any]) -> str:
         table = f" of [{'.'.join(keys[:-1])}]" if keys[:-1] else ""
         return f"{unknown.message}; allowed{table}: {', '.join(f'`{key}`' for key in owner.model_fields)}"
     described = owner.model_fields[field].description if field in owner.model_fields else None
+    if described and mistake["type"] == "string_type" and any(isinstance(part, int) for part in mistake["loc"]):
+        return f"{name} holds {_shown(mistake['input'])}, which is not a name in quotes; allowed: {described}"
     if mistake["type"] == "missing":
         return f"{name} is missing; it is {described}"
     allowed = mistake["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
@@ -259,10 +277,13 @@ def _what_is_wrong(keys: list[str], mistake: Mapping[str, Any]) -> str:
 
 def _owner(keys: list[str]) -> tuple[type[BaseModel], str]:
     """The model that a key belongs to, and the key's name there."""
-    tables: dict[str, type[BaseModel]] = {"attempt": AttemptSettings, "concurrency": Concurrency, "usage": Usage}
-    if len(keys) > 1 and keys[0] in tables:
-        return tables[keys[0]], keys[1]
-    return ExperimentSpec, keys[0] if keys else ""
+    owner: type[BaseModel] = ExperimentSpec
+    for place, key in enumerate(keys[:-1]):
+        table = owner.model_fields[key].annotation if key in owner.model_fields else None
+        if not (isinstance(table, type) and issubclass(table, BaseModel)):
+            return owner, keys[place]
+        owner = table
+    return owner, keys[-1] if keys else ""
 
 
 def _shown(value: object) -> str:
