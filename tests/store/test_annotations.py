@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from metakernelbench.annotation.labels import SkillLabels
+from metakernelbench.errors import StoreError
 from metakernelbench.store.annotations import Answer
 from metakernelbench.store.store import Store
 
@@ -39,6 +43,14 @@ def test_a_later_answer_to_the_same_request_replaces_the_first(store: Store) -> 
     store.annotations.save([answer()])
     store.annotations.save([answer(labels="later")])
     assert store.annotations.answered(["r1"])["r1"].labels == "later"
+
+
+@pytest.mark.parametrize("labels", ["{", '{"statements": 3}'])
+def test_labels_that_cannot_be_read_are_named(labels: str) -> None:
+    with pytest.raises(StoreError, match="the labels that vendor/a gave of s1 cannot be read: ") as caught:
+        answer(labels=labels).read(SkillLabels.model_validate_json)
+    assert "\n" not in caught.value.message
+    assert answer().read(SkillLabels.model_validate_json) == SkillLabels()
 
 
 def test_of_one_annotators_pass_the_newest_answer_counts_whatever_was_asked(store: Store) -> None:

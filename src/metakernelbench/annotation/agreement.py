@@ -143,9 +143,9 @@ def _with_interval(statistic: Callable[[Ratings], float | None], ratings: Rating
 
 def agreements(answers: Sequence[Answer], draws: int = DRAWS) -> list[Agreement]:
     """The agreement on every category, on uptake, propagation and cause, for whatever several raters have labelled."""
-    skills = [(a, SkillLabels.model_validate_json(a.labels)) for a in answers if a.question == "skill"]
-    uptakes = [(a, UptakeLabels.model_validate_json(a.labels)) for a in answers if a.question == "uptake"]
-    causes = [(a, CauseLabel.model_validate_json(a.labels)) for a in answers if a.question == "cause"]
+    skills = [(a, a.read(SkillLabels.model_validate_json)) for a in answers if a.question == "skill"]
+    uptakes = [(a, a.read(UptakeLabels.model_validate_json)) for a in answers if a.question == "uptake"]
+    causes = [(a, a.read(CauseLabel.model_validate_json)) for a in answers if a.question == "cause"]
     labelled: dict[str, list[tuple[Answer, str, str]]] = {
         category: [(a, a.subject, str(category in labels.categories)) for a, labels in skills]
         for category in rubric().ids

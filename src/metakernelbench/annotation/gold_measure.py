@@ -114,7 +114,7 @@ def _skills(votes: _Votes) -> Pairs:
     pairs = []
     for skill in votes.gold.skill:
         if given := answers.get(skill.id):
-            found = skill_consensus(skill.text, [SkillLabels.model_validate_json(a.labels) for a in given])
+            found = skill_consensus(skill.text, [a.read(SkillLabels.model_validate_json) for a in given])
             pairs.append((found.labels.categories, skill.labels.categories))
     return pairs
 
@@ -128,7 +128,7 @@ def _attempts(votes: _Votes) -> tuple[Pairs, Pairs]:
     for attempt in votes.gold.attempt:
         if not (given := answers.get(attempt.id)):
             continue
-        labels = uptake_consensus([UptakeLabels.model_validate_json(a.labels) for a in given]).labels
+        labels = uptake_consensus([a.read(UptakeLabels.model_validate_json) for a in given]).labels
         found = {label.category: label.uptake for label in labels.uptake}
         for gold in attempt.uptake:
             one = frozenset({found[gold.category]}) if gold.category in found else frozenset[str]()
@@ -147,7 +147,7 @@ def _causes(votes: _Votes) -> Pairs:
     pairs = []
     for attempt in votes.gold.attempt:
         if given := answers.get(attempt.id):
-            label = cause_consensus([CauseLabel.model_validate_json(a.labels) for a in given]).labels
+            label = cause_consensus([a.read(CauseLabel.model_validate_json) for a in given]).labels
             found = frozenset({label.cause}) if label is not None else frozenset[str]()
             pairs.append((found, frozenset({attempt.cause or ""})))
     return pairs

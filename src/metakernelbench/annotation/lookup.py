@@ -18,7 +18,7 @@ def skill_labels(store: Store, digest: str) -> SkillLabels | None:
     answers = store.annotations.of("skill", [digest], rubric().version).get(digest)
     if not answers:
         return None
-    votes = [SkillLabels.model_validate_json(answer.labels) for answer in answers]
+    votes = [answer.read(SkillLabels.model_validate_json) for answer in answers]
     return skill_consensus(store.text(digest), votes).labels
 
 

@@ -38,7 +38,7 @@ def skill_consensuses(subjects: Subjects, kept: Annotations) -> tuple[dict[str, 
     """What the annotators agree on for every skill that has an answer, and their answers."""
     votes = kept.of("skill", subjects.skills, rubric().version)
     found = {
-        digest: skill_consensus(subjects.skills[digest], [SkillLabels.model_validate_json(a.labels) for a in answers])
+        digest: skill_consensus(subjects.skills[digest], [a.read(SkillLabels.model_validate_json) for a in answers])
         for digest, answers in votes.items()
     }
     return found, [answer for answers in votes.values() for answer in answers]
@@ -53,7 +53,7 @@ def results_of(subjects: Subjects, kept: Annotations) -> Results:
     votes = kept.of("uptake", [asked.subject for asked in about_uptake.values()], taxonomy().version)
     for key, asked in about_uptake.items():
         if given := votes.get(asked.subject):
-            uptakes[key] = uptake_consensus([UptakeLabels.model_validate_json(a.labels) for a in given])
+            uptakes[key] = uptake_consensus([a.read(UptakeLabels.model_validate_json) for a in given])
     answers += [answer for given in votes.values() for answer in given]
     causes: dict[str, Consensus[CauseLabel | None]] = {}
     about_causes = subjects.about_causes(labels)
@@ -62,6 +62,6 @@ def results_of(subjects: Subjects, kept: Annotations) -> Results:
         if isinstance(about, CauseLabel):
             causes[key] = Consensus(labels=about, votes=0)
         elif given := votes.get(about.subject):
-            causes[key] = cause_consensus([CauseLabel.model_validate_json(a.labels) for a in given])
+            causes[key] = cause_consensus([a.read(CauseLabel.model_validate_json) for a in given])
     answers += [answer for given in votes.values() for answer in given]
     return Results(subjects=subjects, skills=skills, uptakes=uptakes, causes=causes, answers=tuple(answers))

@@ -14,6 +14,7 @@ and stays to be asked. Uptake and causes are asked once skills are labelled, by 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from metakernelbench.annotation.results import skill_consensuses
 from metakernelbench.annotation.rubric import rubric, taxonomy
 from metakernelbench.annotation.subjects import Subjects
 from metakernelbench.errors import UserError
-from metakernelbench.store.annotations import Annotations
+from metakernelbench.store.annotations import Annotations, Answer
 
 HUMAN = "human:"
 """What a person's name is kept under."""
@@ -71,14 +72,14 @@ class Form:
 
     def labels_by(self, kept: Annotations, annotator: str) -> dict[str, Labels]:
         """Subject → what this person has said of it. Subjects of different questions are different digests."""
-        asked = (
-            (SkillLabels, kept.of("skill", self.skills, rubric().version)),
-            (UptakeLabels, kept.of("uptake", self.uptake, taxonomy().version)),
-            (CauseLabel, kept.of("cause", self.causes, taxonomy().version)),
+        asked: tuple[tuple[Callable[[str], Labels], dict[str, list[Answer]]], ...] = (
+            (SkillLabels.model_validate_json, kept.of("skill", self.skills, rubric().version)),
+            (UptakeLabels.model_validate_json, kept.of("uptake", self.uptake, taxonomy().version)),
+            (CauseLabel.model_validate_json, kept.of("cause", self.causes, taxonomy().version)),
         )
         return {
-            answer.subject: model.model_validate_json(answer.labels)
-            for model, by_subject in asked
+            answer.subject: answer.read(reading)
+            for reading, by_subject in asked
             for answers in by_subject.values()
             for answer in answers
             if answer.annotator == HUMAN + annotator

@@ -6,7 +6,7 @@ Here labels are JSON text; `annotation/labels.py` says what it holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import batched
@@ -14,10 +14,13 @@ from itertools import batched
 from sqlalchemy import delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from metakernelbench.store.database import Database
+from metakernelbench.errors import StoreError
+from metakernelbench.store.database import DAMAGED, Database
 from metakernelbench.store.schema import answers
 
 _AT_ONCE = 500
+_SAID = 200
+"""Characters of why something cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,16 @@ class Answer:
     cost_usd: float | None = None
     answered_at: str
     """UTC, ISO 8601."""
+
+    def read[T](self, reading: Callable[[str], T]) -> T:
+        """The labels, by what knows their shape. Raises `StoreError` where they are not what that takes."""
+        try:
+            return reading(self.labels)
+        except ValueError as error:
+            said = " ".join(str(error).split())[:_SAID]
+            raise StoreError(
+                f"the labels that {self.annotator} gave of {self.subject} cannot be read: {said}", hint=DAMAGED
+            ) from error
 
 
 _COLUMNS = [answers.c[field.name] for field in fields(Answer)]
