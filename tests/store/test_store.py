@@ -140,8 +140,9 @@ def test_a_store_whose_layout_is_not_known_is_damaged(tmp_path: Path, damage: st
         assert "from a copy" in str(caught.value.hint)
 
 
-def test_a_disk_without_room_is_told_in_a_sentence(tmp_path: Path) -> None:
-    with files_of_at_most(2000), pytest.raises(StoreError, match="cannot be used: disk I/O error"):
+@pytest.mark.parametrize("size", [0, 2000])
+def test_a_disk_without_room_is_told_in_a_sentence(tmp_path: Path, size: int) -> None:
+    with files_of_at_most(size), pytest.raises(StoreError, match="cannot be used: disk I/O error"):
         Store.open(tmp_path / "store", create=True)
 
 
@@ -186,6 +187,18 @@ def test_a_place_without_a_store_is_one_sentence(tmp_path: Path, place: str) -> 
         Store.open(place if "://" in place else tmp_path / place, folder=tmp_path)
     assert caught.value.hint
     assert "secret" not in f"{caught.value.message} {caught.value.hint}" and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("place", ["mysql://x/y", "http://x/y"])
+def test_what_is_no_database_of_ours_is_not_asked_for_a_folder(place: str) -> None:
+    with pytest.raises(StoreError, match=f"the store {place} is no folder and no PostgreSQL database"):
+        Store.open(place)
+
+
+def test_a_store_without_experiments_says_that_there_is_none(tmp_path: Path) -> None:
+    with Store.open(tmp_path, create=True) as store, pytest.raises(UnknownName) as caught:
+        store.experiment("demo")
+    assert caught.value.message == "unknown experiment `demo`; there is none"
 
 
 def test_a_store_without_a_name_is_no_store_in_the_current_folder(
