@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from metakernelbench.errors import UserError
-from metakernelbench.files import read_text, refusal, replaced_folder, write_whole, writing
+from metakernelbench.files import read_text, refusal, replaced_folder, why_unread, write_whole, writing
 from tests.disk import files_of_at_most
 
 
@@ -47,6 +47,14 @@ def test_what_never_ends_or_never_begins_is_not_read(tmp_path: Path) -> None:
     for path, said in (("pipe", "no regular file"), ("/dev/zero", "no regular file"), ("long", "more than 10")):
         with pytest.raises(OSError, match=said):
             read_text(tmp_path / path, most=10)
+
+
+def test_why_a_file_could_not_be_read_names_only_another_file(tmp_path: Path) -> None:
+    for wanted, said in ((tmp_path / "a", "No such file or directory"), (tmp_path / "b", f"{tmp_path}/a: No such")):
+        with pytest.raises(FileNotFoundError) as refused:
+            read_text(tmp_path / "a")
+        assert why_unread(refused.value, wanted).startswith(said)
+    assert why_unread(ValueError("no number"), tmp_path) == "no number"
 
 
 def test_a_refusal_names_the_target_where_the_system_does_not() -> None:

@@ -41,7 +41,8 @@ class UnknownName(UserError):
     def __init__(self, what: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
         choices = sorted(known)
         nearest = get_close_matches(name, choices, n=3, cutoff=0.3) or choices[:8]
-        super().__init__(f"unknown {what} `{name}`; nearest: {', '.join(f'`{n}`' for n in nearest)}", hint=hint)
+        named = f"nearest: {', '.join(f'`{n}`' for n in nearest)}" if nearest else "there is none"
+        super().__init__(f"unknown {what} `{name}`; {named}", hint=hint)
         self.name = name
         self.nearest = tuple(nearest)
 

@@ -57,6 +57,14 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
+def why_unread(error: Exception, path: Path) -> str:
+    """Why `path`, which the sentence around names, could not be read: without a number, and without its name again."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    other = error.filename is not None and str(error.filename) != str(path)
+    return f"{error.filename}: {error.strerror}" if other else error.strerror
+
+
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """A folder's name to write under; what it then holds takes the place of all that is in `folder`. A failure leaves

@@ -29,6 +29,8 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
         (["problems", "list", "--famly", "moe"], "No such option: --famly"),
         (["rematch", "demo", "--store"], "requires an argument"),
         (["designs", "shwo"], "No such command 'shwo'"),
+        (["export", "parquet", "", "demo"], "nothing is given at the end of `mkb export parquet ''`"),
+        (["report", "demo", "--out="], "nothing is given at the end of `mkb report demo --out=`"),
         (["repot"], "unknown command `repot`; nearest: `report`"),
     ],
 )

@@ -273,6 +273,11 @@ def test_a_run_says_what_it_takes_out_of_the_stored_plan(folder: Path) -> None:
     assert said in mkb("run", "one.toml", cwd=folder).stderr
 
 
+def test_status_of_a_store_without_experiments_says_so(tmp_path: Path) -> None:
+    Store.open(tmp_path / "out", create=True).close()
+    assert mkb("status", "out", cwd=tmp_path).stderr == "no experiment has run in the store out yet\n"
+
+
 def test_status_of_nothing_says_where_it_looked(folder: Path) -> None:
     done = mkb("status", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")

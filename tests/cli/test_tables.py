@@ -137,7 +137,7 @@ def test_a_file_of_repeated_gradings_says_what_band_it_supports(capsys, store):
         (["compare", "a", "b", "--of", "simulated", "--other-store", "STORE"], "--of names one"),
         (["simulate", "STORE"], "already has an experiment `simulated`"),
         (["simulate", "STORE", "--name", "a b"], "`a b` is no name of an experiment"),
-        (["simulate", ""], "the store's name is empty"),
+        (["simulate", ""], "nothing is given at the end of `mkb simulate ''`"),
     ],
 )
 def test_a_mistake_is_named_in_a_sentence(capsys, store, arguments, message):

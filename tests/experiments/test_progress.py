@@ -9,7 +9,7 @@ from typing import cast
 from rich.console import Console
 
 from metakernelbench.experiments.plan import plan_missing, plan_of
-from metakernelbench.experiments.progress import Lines, LivePicture, shown_on
+from metakernelbench.experiments.progress import Lines, LivePicture, end_first, shown_on
 from metakernelbench.judging.judge import GradingRequest
 from tests.experiments.support import fingerprint, record_of, spec_of, verdict_of
 
@@ -32,6 +32,11 @@ def play(progress: Lines) -> None:
     progress.finished(SOLO, record)
     progress.finished(OTHER, record.model_copy(update={"final": None, "skill": None}))
     progress.skipped(TREATMENT)
+
+
+def test_what_still_runs_is_counted_in_words() -> None:
+    assert end_first(1) == "1 running attempt ends first"
+    assert end_first(2) == "2 running attempts end first"
 
 
 def test_without_a_terminal_there_are_plain_lines() -> None:

@@ -40,10 +40,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metakernelbench.annotation.labels import Question
 from metakernelbench.errors import SpecError
-from metakernelbench.files import read_text
+from metakernelbench.files import read_text, why_unread
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+_HINT = "examples/demo/annotations.toml shows how they are written"
 
 
 class Reply(BaseModel):
@@ -91,9 +93,9 @@ def read_replies(path: Path) -> tuple[Reply, ...]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise SpecError(f"{path}: {where}: {first['msg']}", hint="see `annotation/scripted.py`") from error
+        raise SpecError(f"{path}: {where}: {first['msg']}", hint=_HINT) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(f"cannot read the replies in {path}: {error}", hint="see `annotation/scripted.py`") from error
+        raise SpecError(f"cannot read the replies in {path}: {why_unread(error, path)}", hint=_HINT) from error
 
 
 @dataclass

@@ -34,6 +34,7 @@ from metakernelbench.annotation.spreadsheet import (
 from metakernelbench.annotation.statements import find_quote, parts
 from metakernelbench.annotation.subjects import Subjects
 from metakernelbench.errors import UserError
+from metakernelbench.files import why_unread
 from metakernelbench.store.annotations import Annotations, Answer
 from metakernelbench.text import harmless
 
@@ -106,7 +107,7 @@ def _read(path: Path) -> dict[str, list[_Row]]:
             name: _rows(path, name, book.get_sheet_by_name(name).to_python(skip_empty_area=False)) for name in SHEETS
         }
     except (OSError, CalamineError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {path}: {why_unread(error, path)}") from error
 
 
 def _rows(path: Path, name: str, cells: list[list[Any]]) -> list[_Row]:

@@ -4,6 +4,7 @@ set."""
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+_PERSON = r"[\w.@ -]{1,100}"
 _SHOWN = 5
 """Failures listed by name where there may be very many."""
 
@@ -119,6 +121,8 @@ def _check_together(
         raise UserError("a spreadsheet is for a person, --model for a model: choose one")
     if (export or import_) and not annotator:
         raise UserError("a person's labels are kept under a name", hint="add --annotator NAME")
+    if annotator and not re.fullmatch(_PERSON, annotator):
+        raise UserError(f"--annotator is `{annotator}`; allowed: up to 100 letters, digits, spaces, `.`, `_`, `@`, `-`")
     if annotator and not (export or import_):
         raise UserError("--annotator names the person of --export and --import; a model is named with --model")
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from metakernelbench.cli import output
+from metakernelbench.cli.devices import check_device
 from metakernelbench.errors import UnknownName
 from metakernelbench.files import writing
 from metakernelbench.text import harmless
@@ -36,8 +37,7 @@ def harbor(
     from metakernelbench.attempts.dataset import write_dataset
     from metakernelbench.attempts.settings import AttemptSettings
 
-    if device not in ("cpu", "cuda"):
-        raise UnknownName("device", device, ["cpu", "cuda"])
+    check_device(device)
     workload = workload or ("full" if device == "cuda" else "smoke")
     if workload not in ("full", "smoke"):
         raise UnknownName("workload", workload, ["full", "smoke"])

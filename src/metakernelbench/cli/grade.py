@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from metakernelbench.cli import output
+from metakernelbench.cli.devices import check_device
 from metakernelbench.cli.output import ExitCode
 from metakernelbench.cli.submissions import grade_many, named, read_kernel, read_list
 from metakernelbench.errors import UserError
@@ -63,8 +64,10 @@ def grade(
     chosen = _device(device)
     options = {"workload": workload or ("full" if chosen == "cuda" else "smoke"), "device": chosen, "final": final}
     if many is not None:
-        if problem is not None or profile:
-            raise UserError("`--many` takes problems and files from its list, and has no `--profile`")
+        if problem is not None:
+            raise UserError(f"`--many` takes problems and files from its list; leave out `{problem}` and what follows")
+        if profile:
+            raise UserError("`--many` has no `--profile`", hint="grade the one kernel by itself")
         raise typer.Exit(grade_many(read_list(many, dsl), options, as_json=as_json))
     if problem is None or not files:
         raise UserError("say what to grade: a problem and a file", hint="mkb grade p28 kernel.py --dsl tirx")
@@ -111,9 +114,10 @@ def _text(answer: Verdict | HeadToHead, files: Sequence[str], profile: Profile |
 
 
 def _device(asked: str | None) -> str:
-    if asked not in (None, "cpu", "cuda"):
-        raise UserError(f"unknown device `{asked}`; known: cpu, cuda")
-    return asked or ("cuda" if _has_gpu() else "cpu")
+    if asked is None:
+        return "cuda" if _has_gpu() else "cpu"
+    check_device(asked)
+    return asked
 
 
 def _has_gpu() -> bool:

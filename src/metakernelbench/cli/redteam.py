@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from metakernelbench.cli import output
+from metakernelbench.cli.devices import check_device
 from metakernelbench.cli.output import ExitCode
-from metakernelbench.errors import UnknownName, UserError
+from metakernelbench.errors import UnknownName
 from metakernelbench.text import harmless
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ def redteam(
     """Grade every exploit: each must be refused with a code it expects. Exit code 1 where one is not."""
     from metakernelbench.grading.redteam import EXPLOITS, HONEST, attempts, samples
 
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"unknown device `{device}`; known: cpu, cuda")
+    check_device(device)
     found = _chosen(samples(HONEST if honest else EXPLOITS, device), names)
     outcomes = []
     for outcome in attempts(found, device):

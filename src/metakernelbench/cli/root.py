@@ -109,8 +109,17 @@ def run(arguments: list[str]) -> Any:
         return ExitCode.USAGE
 
 
+def _check_none_is_empty(arguments: list[str]) -> None:
+    """An empty path would be taken for the current folder; most often it is a variable of a shell that is not set."""
+    for place, argument in enumerate(arguments):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            command = " ".join(["mkb", *arguments[:place], argument or "''"])
+            raise UserError(f"nothing is given at the end of `{command}`", hint="is a variable of the shell not set?")
+
+
 def _run(arguments: list[str], *, as_json: bool) -> Any:
     try:
+        _check_none_is_empty(arguments)
         return app(arguments, standalone_mode=not as_json)  # alone, Typer itself prints what was misused, as text
     except CannotPrint:
         raise

@@ -47,8 +47,10 @@ def status(
         output.print_json({"experiments": [dataclasses.asdict(one) for one in found]})
     elif watch:
         _watch(target, store)
-    else:
+    elif found:
         output.stdout.print(_picture(found))
+    else:
+        output.warn(f"no experiment has run in the store {target} yet")
 
 
 def _watch(target: str, store: str | None) -> None:

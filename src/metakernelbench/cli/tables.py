@@ -18,7 +18,7 @@ from metakernelbench.cli.studies import (
     study,
 )
 from metakernelbench.errors import UserError
-from metakernelbench.files import read_text, write_whole, writing
+from metakernelbench.files import read_text, why_unread, write_whole, writing
 from metakernelbench.text import harmless
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _verdicts(path: Path | None) -> list[Verdict]:
     try:
         lines = read_text(path, most=_VERDICTS).splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {path}: {why_unread(error, path)}") from error
     return [_verdict(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
 

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from metakernelbench.cli import output
+from metakernelbench.cli.devices import check_device
 from metakernelbench.cli.output import ExitCode
 from metakernelbench.cli.submissions import read_kernel
 from metakernelbench.errors import UnknownName, UserError
@@ -124,8 +125,7 @@ def _settings(dsl: str, device: str, **settings: str) -> AttemptSettings:
     from metakernelbench.attempts.settings import AttemptSettings
     from metakernelbench.dsls.dsl import load
 
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"unknown device `{device}`; known: cpu, cuda")
+    check_device(device)
     language = load(dsl)
     if device not in language.devices:
         runs_on = " and ".join(sorted(language.devices))

@@ -10,9 +10,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from metakernelbench.cli.devices import check_device
 from metakernelbench.cli.output import ExitCode, print_json, stderr, stdout
 from metakernelbench.cli.pages import bring_up_to_date
-from metakernelbench.errors import UnknownName, UserError
+from metakernelbench.errors import UnknownName
 from metakernelbench.text import harmless
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ def grade_witnesses(
     from metakernelbench.grading import witnesses as module
     from metakernelbench.grading.verdict import Verdict
 
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"unknown device `{device}`; known: cpu, cuda")
+    check_device(device)
     chosen = [w for w in _chosen(ids, family, dsl, missing=missing, records=records) if w.path.exists()]
     kept = module.read_records(keep) if keep is not None else {}
     outcomes: list[Verdict | None] = []

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from metakernelbench.errors import StoreError
+from metakernelbench.files import why_unread
 
 
 def digest_of(text: str) -> str:
@@ -52,7 +53,7 @@ class Artifacts:
         try:
             text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass")
         except (OSError, EOFError, ValueError) as error:
-            raise StoreError(f"the artifact {path} cannot be read: {error}", hint=_RESTORE) from error
+            raise StoreError(f"the artifact {path} cannot be read: {why_unread(error, path)}", hint=_RESTORE) from error
         if digest_of(text) != digest:
             raise StoreError(f"the artifact {path} does not hold what its name says", hint=_RESTORE)
         return text

@@ -78,7 +78,7 @@ class Database:
         elif not tables:
             raise NoStore(f"there is no store at {self.name}", hint="`mkb run` makes one")
         elif schema_version.name not in tables:
-            raise StoreError(f"{self.name} belongs to another program", hint="choose another place with --store")
+            raise StoreError(f"{self.name} belongs to another program", hint="choose another place for the store")
         with self.reading() as connection:
             rows = connection.execute(select(schema_version)).all()
         version, made_by = _the_one_row(rows, self.name)
@@ -86,7 +86,7 @@ class Database:
             raise StoreError(
                 f"the store {self.name} was made by a newer metakernelbench ({made_by}, layout {version}; "
                 f"this is {__version__}, layout {SCHEMA_VERSION})",
-                hint="update metakernelbench, or choose another place with --store; nothing was changed",
+                hint="update metakernelbench, or choose another place for the store; nothing was changed",
             )
         if version < SCHEMA_VERSION:
             self._bring_up_to_date()
@@ -239,7 +239,7 @@ def _begun_on_a_server(connection: Connection) -> None:
 
 _HELD = "another program holds it: let that end, then run the same command again"
 _HINT = "what was finished is kept: put this right and run the same command again"
-DAMAGED = "bring the store back from a copy, or choose another place with --store"
+DAMAGED = "bring the store back from a copy, or choose another place for the store"
 _NO_ROOM = "make room there, or see whether the disk works: what was finished is kept; then run the same command again"
 _READ_ONLY = "a store has to be writable even to be read: copy it to a folder of yours, or get the permission"
 _HINTS = {

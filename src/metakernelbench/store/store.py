@@ -46,6 +46,8 @@ from metakernelbench.text import harmless
 
 _DAMAGED = "it is damaged or of another version: bring the store back from a copy, or run the experiment in a new one"
 
+_DATABASES = ("postgresql", "postgres", "sqlite")
+"""What the URL of a store may begin with, apart from the name of a driver."""
 _AT_ONCE = 500
 """Rows asked for in one query, where they are heavy."""
 
@@ -109,8 +111,14 @@ class Store:
     def open(cls, location: str | Path, *, folder: Path | None = None, create: bool = False) -> Self:
         """Open the store in a folder, or at a database URL with the `folder` of its artifacts. Raises `StoreError`."""
         if not str(location):
-            raise StoreError("the store's name is empty", hint="give a folder with --store")
-        if "://" in str(location):
+            raise StoreError("the store's name is empty", hint="give a folder")
+        scheme, is_url, _ = str(location).partition("://")
+        if is_url and scheme.partition("+")[0] not in _DATABASES:
+            raise StoreError(
+                f"the store {without_password(location)} is no folder and no PostgreSQL database",
+                hint="give a folder, or a URL such as postgresql://user@host/name",
+            )
+        if is_url:
             if folder is None:
                 raise StoreError(
                     f"the store {without_password(location)} needs a folder for its artifacts",
@@ -349,7 +357,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"cannot make the folder {folder}: {error.strerror}", hint="choose another with --store"
+            f"cannot make the folder {folder}: {error.strerror}", hint="choose another folder for the store"
         ) from error
 
 

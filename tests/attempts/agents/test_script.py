@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from metakernelbench.attempts.agents.script import load_script
+from metakernelbench.attempts.agents.script import load_script, read_scripts
 from metakernelbench.errors import SpecError
 
 KEY = "p28/tirx/scripted/demo/0/solo"
@@ -44,6 +44,12 @@ def test_the_short_form_stands_for_write_submit_and_wait_then_the_skill(tmp_path
         ({"SKILL.md": "learned"}, None),
     ]
     assert all(turn.until for turn in turns if turn.run)
+
+
+def test_a_script_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_scripts(tmp_path / "absent.toml")
+    assert caught.value.message == f"cannot read the turns in {tmp_path}/absent.toml: No such file or directory"
 
 
 def test_listed_turns_come_before_the_short_form(tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metakernelbench.errors import SpecError
-from metakernelbench.files import read_text
+from metakernelbench.files import read_text, why_unread
 
+_HINT = "examples/demo/turns.toml shows how they are written"
 ANSWERED = r"^\[task\] "
 """Matches the line that ends every answer of the `task` tool."""
 
@@ -120,9 +121,9 @@ def read_scripts(path: Path) -> tuple[Script, ...]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise SpecError(f"{path}: {where}: {first['msg']}", hint="see `attempts/agents/script.py`") from error
+        raise SpecError(f"{path}: {where}: {first['msg']}", hint=_HINT) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: {error}") from error
+        raise SpecError(f"cannot read the turns in {path}: {why_unread(error, path)}", hint=_HINT) from error
 
 
 def _with_files_read(script: Script, folder: Path) -> Script:
