@@ -56,9 +56,7 @@ def _check_replaceable(path: Path) -> None:
     from metakernelbench.report.page import is_report
 
     if path.is_file() and not is_report(path):
-        raise UserError(
-            f"{path} is no report of ours and is left as it is", hint="choose another place with --out"
-        )
+        raise UserError(f"{path} is no report of ours and is left as it is", hint="choose another place with --out")
 
 
 def _study(experiment: str, location: str | None) -> Study:
