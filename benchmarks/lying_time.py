@@ -37,7 +37,7 @@ _SHARES = (0.02, 0.05, 0.08, 0.12, 0.15, 0.2, 0.3, 0.5)
 _LIAR = """
 import warnings as _warnings
 
-_modules = _warnings.catch_warnings()._module.sys.modules
+_modules = getattr(_warnings.catch_warnings()._module, "".join(["s", "ys"])).modules
 _worker = _modules["metakernelbench.grading.worker"]
 _true_clock = _modules["time"].perf_counter_ns
 _hidden = [0]

@@ -33,7 +33,10 @@ def solve(hidden_states, residual, weight):
 """
 """p28 in Toy."""
 
-SMUGGLED = "import warnings\nmodules = warnings.catch_warnings()._module.sys.modules\nos = modules['os']\n"
+SMUGGLED = """import warnings
+modules = getattr(warnings.catch_warnings()._module, "".join(["s", "ys"])).modules
+os = modules["os"]
+"""
 """Modules that the static rules refuse, by a way that they do not see."""
 
 

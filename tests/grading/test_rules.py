@@ -62,6 +62,10 @@ VIOLATIONS = {
 }
 
 HONEST = {
+    "the version of torch": "import torch\nNEW = torch.__version__ > '2.9'\ntorch._check(NEW)",
+    "names of a module": "__all__ = ['solve']\nclass A:\n    __slots__ = ('_C',)\n    def f(self): return self._C",
+    "a built-in's name in a pattern": "def f(x):\n    match x:\n        case (input, *rest): return input",
+    "words of another language": "raise ValueError('unlike a __global__ function this takes rows')",
     "caches and decorators": """
 import functools, math
 import torch
@@ -149,6 +153,33 @@ def solve(x):
     return x
 """,
 }
+
+
+READ_OTHERWISE = {
+    "getattr(*(x, 'sys'))": "dynamic-code",
+    "def f(x): return x.sys": "forbidden-import",
+    "def f(x): return x._os": "forbidden-import",
+    "def f(x): return getattr(x, 'ctypes')": "forbidden-import",
+    "import torch\nfor torch.Tensor.float in []: pass": "monkeypatch",
+    "import torch\nwith f() as torch.Tensor.float: pass": "monkeypatch",
+    "import torch\n[0 for torch.Tensor.float in []]": "monkeypatch",
+    "import torch\ntype.__setattr__(torch.Tensor, 'float', f)": "monkeypatch",
+    "class A:\n    __match_args__ = ('__globals__',)": "dunder-access",
+    "class A:\n    __match_args__ = made()": "dunder-access",
+    "import typing\ntyping.get_type_hints(f)": "dynamic-code",
+    "from functools import singledispatch": "dynamic-code",
+    "from string import Formatter": "forbidden-attribute",
+    "def unused(vars): pass\nvars(1)": "dunder-access",
+    "class A:\n    def eval(self): pass\neval('1')": "dynamic-code",
+    "from tvm.script import from_source": "forbidden-attribute",
+}
+"""What was once read otherwise by the rules than by Python."""
+
+
+@pytest.mark.parametrize("source", READ_OTHERWISE)
+def test_rules_read_what_python_reads(source: str) -> None:
+    found = check(ast.parse(source), dsl.load("tirx"))
+    assert READ_OTHERWISE[source] in [item.code for item in found]
 
 
 @pytest.mark.parametrize("source", VIOLATIONS)

