@@ -49,6 +49,7 @@ _SHARED = (
     "grading/names.py",
     "grading/policy.py",
     "grading/rules.py",
+    "grading/scopes.py",
     "grading/source.py",
     "dsls/__init__.py",
     "dsls/dsl.py",
