@@ -42,7 +42,7 @@ def test_whatever_the_shown_modules_import_is_shown_too(problem: str) -> None:
 def test_of_the_grading_only_what_is_public_is_shown() -> None:
     """The contract, the comparison and the static rules; nothing of schedules, seeds, observation or measurement."""
     shown = {Path(name).stem for name in task_files("p28", "tirx", SETTINGS, None) if "/grading/" in name}
-    rules = {"codes", "names", "policy", "rules", "source"}
+    rules = {"codes", "names", "policy", "rules", "scopes", "source"}
     assert shown == {"__init__", "contract", "verdict", "compare"} | rules
 
 
