@@ -185,25 +185,26 @@ TAKEN_OVER = (
 json, time, socket = modules['json'], modules['time'], modules['socket']
 Channel = modules['metakernelbench.grading.channel'].Channel
 honest_send = Channel.send
+line = lambda channel: getattr(channel, ''.join(['_soc', 'ket']))
 """
 )
 
 BEHAVIOURS = {
-    "garbage": ("self._socket.send(b'\\xff\\x00' * 100)", {"broken-channel"}),
-    "huge": ("self._socket.send(b'[' * 150000)", {"broken-channel"}),
-    "deep": ("self._socket.send(b'{\"a\":' * 900 + b'1' + b'}' * 900)", {"broken-channel"}),
+    "garbage": ("line(self).send(b'\\xff\\x00' * 100)", {"broken-channel"}),
+    "huge": ("line(self).send(b'[' * 150000)", {"broken-channel"}),
+    "deep": ("line(self).send(b'{\"a\":' * 900 + b'1' + b'}' * 900)", {"broken-channel"}),
     "wrong types": (
         "honest_send(self, {'id': message['id'], 'op': [], 'ns': {}, 'launches': 'x'})",
         {"broken-channel"},
     ),
-    "partial": ("self._socket.send(json.dumps(message).encode()[:-5])", {"broken-channel"}),
+    "partial": ("line(self).send(json.dumps(message).encode()[:-5])", {"broken-channel"}),
     "twice": ("honest_send(self, message); honest_send(self, message)", {"broken-channel"}),
     "early": ("honest_send(self, {**message, 'id': 1}); honest_send(self, message)", {"broken-channel"}),
     "late": ("time.sleep(60)", {"time-limit"}),
     "never": ("time.sleep(1) or None", {"time-limit"}),
-    "closed": ("self._socket.shutdown(socket.SHUT_RDWR)", {"worker-died"}),
-    "empty": ("self._socket.send(b'')", {"worker-died"}),
-    "descriptors": ("[socket.send_fds(self._socket, [b'{}'], [0, 1]) for _ in range(50)]", {"broken-channel"}),
+    "closed": ("line(self).shutdown(socket.SHUT_RDWR)", {"worker-died"}),
+    "empty": ("line(self).send(b'')", {"worker-died"}),
+    "descriptors": ("[socket.send_fds(line(self), [b'{}'], [0, 1]) for _ in range(50)]", {"broken-channel"}),
     "codes of others": (
         "honest_send(self, {'id': message['id'], 'op': 'error', 'code': 'missing'})",
         {"runtime-error"},

@@ -159,6 +159,8 @@ READ_OTHERWISE = {
     "getattr(*(x, 'sys'))": "dynamic-code",
     "def f(x): return x.sys": "forbidden-import",
     "def f(x): return x._os": "forbidden-import",
+    "class A:\n    def f(self): return self.sys\nA.f(x)": "forbidden-import",
+    "class A:\n    def f(self): return self.gi_frame\nA.f(x)": "dunder-access",
     "def f(x): return getattr(x, 'ctypes')": "forbidden-import",
     "import torch\nfor torch.Tensor.float in []: pass": "monkeypatch",
     "import torch\nwith f() as torch.Tensor.float: pass": "monkeypatch",

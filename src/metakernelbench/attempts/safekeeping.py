@@ -7,11 +7,13 @@ nothing, and not the agent's work: the next try, also that of a later run, goes 
 from __future__ import annotations
 
 import base64
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from metakernelbench.attempts.record import AttemptRecord
+from metakernelbench.files import write_whole
 
 _FILE = "kept.json"
 
@@ -39,12 +41,8 @@ class Kept(BaseModel):
 def keep(folder: Path, record: AttemptRecord, source: bytes | None) -> Kept:
     """Write it down, whole or not at all. A disk that is full is no reason to stop: what is kept here is a spare."""
     kept = Kept(record=record, kernel=None if source is None else base64.b64encode(source).decode())
-    unfinished = folder / f"{_FILE}.unfinished"
-    try:
-        unfinished.write_text(kept.model_dump_json())
-        unfinished.replace(folder / _FILE)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
+    with suppress(OSError):
+        write_whole(folder / _FILE, kept.model_dump_json().encode())
     return kept
 
 

@@ -56,7 +56,7 @@ class CalmCores:
         tried = random.sample(self._halves, min(_MOST_TRIED, len(self._halves)))
         self.paces = {}
         for halves in tried:
-            self._is_calm(halves)
+            self._try(halves)
         calmest = sorted(tried, key=lambda halves: self.paces[min(halves)], reverse=True)[: len(pids)]
         random.shuffle(calmest)
         for pid, halves in zip(pids, calmest, strict=True):
@@ -81,12 +81,15 @@ class CalmCores:
         self._settled = {}
 
     def _is_calm(self, halves: frozenset[int]) -> bool:
-        """Go to a core and learn its pace; whether it is calm."""
+        return self._try(halves) >= _CALM * self._best
+
+    def _try(self, halves: frozenset[int]) -> float:
+        """Go to a core and learn its pace."""
         core = min(halves)
         os.sched_setaffinity(0, {core})
-        self.paces[core] = pace(_TRIAL_NS)
-        self._best = max(self._best, self.paces[core])
-        return self.paces[core] >= _CALM * self._best
+        self.paces[core] = found = pace(_TRIAL_NS)
+        self._best = max(self._best, found)
+        return found
 
     def _give(self, pid: int, cores: frozenset[int]) -> None:
         with contextlib.suppress(OSError):  # it ended, or belongs to somebody else

@@ -144,6 +144,9 @@ TELLTALE_ATTRIBUTES = {
 }
 """Attributes that mean the same whatever they are read from."""
 
+OFTEN_OWN_ATTRIBUTES = frozenset({"_C"})
+"""Of those, what an honest class calls something of its own (the C of a product): no matter on `self`."""
+
 HARMLESS_DUNDERS = _words(
     "__init__ __call__ __name__ __qualname__ __doc__ __version__ __post_init__ __class__ __len__ __getitem__ "
     "__setitem__ __enter__ __exit__ __new__ __iter__ __next__ __eq__ __hash__ __repr__ __str__ __file__ __main__ "

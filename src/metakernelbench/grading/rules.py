@@ -101,7 +101,8 @@ class _Checker:
         origins = self._names.origins(node)
         for dotted in origins:
             self._use(dotted, node.lineno)
-        if not origins and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+        own = isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in policy.OFTEN_OWN_ATTRIBUTES
+        if not origins and not own:
             self._read_of_anything(node.attr, node.lineno)
 
     def _read_of_anything(self, name: str, line: int) -> None:

@@ -17,19 +17,19 @@ from metakernelbench.dsls.dsl import Dsl
 from metakernelbench.errors import InfrastructureFault
 from metakernelbench.grading import rules, source
 from metakernelbench.grading.buffers import Form
-from metakernelbench.grading.calls import Budget, Link, SubmissionFault, echo, load, watch
+from metakernelbench.grading.calls import Budget, Link, SubmissionFault, load, watch
 from metakernelbench.grading.channel import ChannelBroken, ChannelClosed, ChannelTimeout
 from metakernelbench.grading.codes import finding
 from metakernelbench.grading.contention import Contention
 from metakernelbench.grading.contract import CONTRACT_VERSION, Contract
 from metakernelbench.grading.control import Control
-from metakernelbench.grading.cores import SETTLED_FOR, CalmCores
+from metakernelbench.grading.cores import CalmCores
 from metakernelbench.grading.dependence import Dependence
 from metakernelbench.grading.draws import Draw, Draws
+from metakernelbench.grading.handicap import handicap_ms
 from metakernelbench.grading.isolation import Limits, Sandbox, Worker
 from metakernelbench.grading.profile import DEPENDENCE, Stopwatch, TracedDraw
 from metakernelbench.grading.timed_calls import Side, TimedCalls, stage_of
-from metakernelbench.grading.timing import low
 from metakernelbench.grading.transport import FileTransport, IpcTransport, Transport
 from metakernelbench.grading.verdict import ClockCheck, Comparison, Finding, Isolation, Stage, Timing, Verdict
 from metakernelbench.problems.problem import Problem
@@ -39,7 +39,6 @@ type Progress = Callable[[str], None]
 """Told what the grading does now, in a word or two."""
 
 _PROBE_PATIENCE_S = 60.0
-_HANDICAP_CALLS = {"cpu": 24, "cuda": 48}
 _MUCH_OF_THE_GPU = 0.25
 
 
@@ -260,31 +259,11 @@ class Grading:
         return self._link(self._workers[0], self._budget)
 
     def _measure_handicap(self, draw: Draw) -> float:
-        """How much more than the control the worker to be timed needs for carrying, while it does the control's
-        work."""
-        worker, device = self._workers[0], self._order.device
+        """What carrying costs the worker to be timed more than the control."""
         assert self._sandbox is not None
-        link = Link(worker.channel, Budget(_PROBE_PATIENCE_S))
-        pids = [self._sandbox.process_of(worker), self._control.pid]
-        calls = _HANDICAP_CALLS[device]
-        own, control = list[float](), list[float]()
-        steps: list[tuple[list[float], Link | Control]] = [(own, link), (control, self._control)]
-        try:
-            link.request(echo(self._form, device))
-            for number in range(calls):
-                if device != "cpu" and number % SETTLED_FOR == 0:
-                    self._cores.settle([0, *pids])
-                pids.reverse()
-                steps.reverse()
-                for pid, (seen_ms, called) in zip(pids, steps, strict=True):
-                    self._cores.look_after(pid)
-                    seen_ms.append(called.call(self._transport, draw.inputs, self._form).carrying_ms)
-        except SubmissionFault as fault:
-            raise InfrastructureFault(f"a worker does not work: {fault.finding.message}") from None
-        finally:
-            self._cores.release()
-        warm = slice(calls // 4, None)
-        return max(0.0, low(own[warm], device) - low(control[warm], device))
+        worker = self._workers[0]
+        link = Link(worker.channel, Budget(_PROBE_PATIENCE_S), pid=self._sandbox.process_of(worker))
+        return handicap_ms(link, self._control, self._cores, self._transport, draw.inputs, self._form)
 
     def _choose_transport(self) -> Transport:
         """Exported GPU memory where control and workers can map it, else files. Nothing of the submission ran yet, so a

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from metakernelbench import text
 from metakernelbench.errors import InfrastructureFault
+from metakernelbench.files import write_whole
 from metakernelbench.grading.client import VerifierProcess
 from metakernelbench.grading.verdict import Verdict
 from metakernelbench.problems.catalog import family_of, slug_of
@@ -88,9 +89,7 @@ def read_records(path: Path) -> dict[tuple[str, str], Verdict]:
 def write_records(path: Path, records: Mapping[tuple[str, str], Verdict]) -> None:
     """Write a records file whole, ordered by problem and DSL, and let nobody see it half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.write_text("".join(records[key].to_json() + "\n" for key in sorted(records)))
-    unfinished.replace(path)
+    write_whole(path, "".join(records[key].to_json() + "\n" for key in sorted(records)).encode())
 
 
 def grade(
