@@ -57,6 +57,26 @@ def reading_an_address(a: T.int64, o: T.handle):
     slots = T.decl_buffer((64,), "int64", data=p)
     O[0] = slots[3]
 
+def on_a_gpu(call):
+    @T.prim_func
+    def kernel(a: T.handle):
+        A = T.match_buffer(a, (4,), "int32")
+        T.device_entry()
+        T.cta_id([1])
+        lane = T.thread_id([4])
+        A[lane] = call(lane)
+
+    return kernel
+
+FOR_A_GPU = {
+    "on a GPU": on_a_gpu(lambda i: i + 1),
+    "source on a GPU": on_a_gpu(
+        lambda i: T.cuda.func_call("f", i, source_code="__device__ int f(int i) { return i; }", return_type="int32")
+    ),
+    "extern on a GPU": on_a_gpu(lambda i: T.call_extern("int32", "clock")),
+    "pure extern on a GPU": on_a_gpu(lambda i: T.call_pure_extern("int32", "clock")),
+}
+
 class Hiding(tvm.IRModule):
     functions = property(lambda self: {})
 
@@ -80,6 +100,7 @@ def told(compile_):
 def module(f):
     return tvm.IRModule({"main": f})
 
+GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 launched = tvm.compile(module(with_a_number), target="llvm")["main"]
 
 def launch(argument):
@@ -103,6 +124,8 @@ print(json.dumps({
     "call of an address": told(lambda: tvm.compile(module(calling_an_address), target="llvm")),
     "read of an address": told(lambda: tvm.compile(module(reading_an_address), target="llvm")),
     "hidden": told(lambda: tvm.compile(Hiding({"main": foreign}), target="llvm")),
+    **{name: told(lambda: tvm.compile(module(f), target=GPU, tir_pipeline="tirx")) for name, f in FOR_A_GPU.items()},
+    "hidden on a GPU": told(lambda: tvm.compile(Hiding({"main": FOR_A_GPU["source on a GPU"]}), target=GPU, tir_pipeline="tirx")),
     "C": told(lambda: tvm.compile(module(with_a_number), target="c")),
     "an enumeration's number": str(launch(Two.TWO)),
     "an argument with code": told(lambda: launch(Number())),
@@ -120,7 +143,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["plain", "plain, by name", "in parallel"])
+@pytest.mark.parametrize("name", ["plain", "plain, by name", "in parallel", "on a GPU"])
 def test_a_program_of_tirx_is_compiled(told: dict[str, str], name: str) -> None:
     assert told[name] == "compiled"
 
@@ -140,6 +163,10 @@ def test_a_number_of_an_enumeration_is_a_number(told: dict[str, str]) -> None:
         ("call of an address", "a call of an address"),
         ("read of an address", "an address made of an integer"),
         ("hidden", "`getpid` in a kernel"),
+        ("source on a GPU", "source text of another language"),
+        ("extern on a GPU", "`call_extern` in a kernel"),
+        ("pure extern on a GPU", "`call_pure_extern` in a kernel"),
+        ("hidden on a GPU", "source text of another language"),
         ("C", "a target other than llvm and cuda"),
         ("an argument with code", "launched with tensors and numbers, not with Number"),
     ],

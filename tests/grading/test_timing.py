@@ -106,11 +106,18 @@ def test_background_work_is_what_runs_without_a_call() -> None:
     assert idleness(0.6, 0.5).run_s == pytest.approx(1.1)
 
 
-def test_few_ticks_of_processor_time_say_nothing() -> None:
+def test_few_milliseconds_of_processor_time_say_nothing() -> None:
     short = Idleness()
     short.begins(0.0, 1.0)
-    short.ends(0.05, 1.02)
+    short.ends(0.012, 1.004)
     assert not short.excessive
+
+
+def test_background_work_is_seen_in_as_little_time_as_a_dozen_short_calls_leave() -> None:
+    short = Idleness()
+    short.begins(0.0, 1.0)
+    short.ends(0.012, 1.012)
+    assert short.excessive
 
 
 def test_handicap_of_the_worker_is_not_held_against_it() -> None:

@@ -46,6 +46,16 @@ _RAW_INTRINSICS = {
 }
 _SCRIPT_MODULES = ("tvm.script.tirx", "tvm.tirx", "tvm.tirx.op", "tvm.tirx.script", "tvm.tirx.script.builder")
 
+_FOREIGN_OPERATIONS = {
+    "cuda.func_call": _RAW_CODE,
+    "cuda_func_call": _RAW_CODE,
+    **{name: why for name, why in _RAW_INTRINSICS.items() if "call_" in name and why == _FOREIGN_CODE},
+    "tvm_call_trace_packed": _FOREIGN_CODE,
+    "tvm_call_trace_packed_lowered": _FOREIGN_CODE,
+    "call_spirv_pure_glsl450": _FOREIGN_CODE,
+}
+"""The same as operations of a program, which reach a GPU's code in whatever way they were put in."""
+
 _OPERATIONS_OF_LLVM = (
     "abs acos asin assume atan atan2 bitreverse bswap canonicalize ceil copysign cos cosh ctlz ctpop cttz dbg exp "
     "exp10 exp2 expect fabs floor fma fmuladd fptosi fptoui frexp fshl fshr is ldexp lifetime llrint llround log log10 "
@@ -63,6 +73,7 @@ _REFERRED = re.compile(
     r"|mem(?:cpy|move|set)|__(?:trunc|extend|fix|float)\w+|TVMFFIErrorSetRaised\w*"
 )
 """What code that was compiled for a processor may refer to: arithmetic, and how TVM reports a wrong argument."""
+_OPERATION = re.compile(r'"tirx\.([\w.]+)"')
 _LOOKED_UP = frozenset({"__tvm_set_device", "runtime.cuTensorMapEncodeTiled"})
 """What it may look up by name in TVM, beside the kernels that it launches."""
 _CALLED_ADDRESS = re.compile(r"\b(?:call|invoke) [^@\"\n]*%([\w.]+)\(")
@@ -206,6 +217,19 @@ def _refuse_foreign_code(module: Any, program: Any) -> None:
         raise ValueError(f"an address made of an integer: {_FOREIGN_CODE}")
     if " asm " in code or any(map(_calls_an_address, code.split("\ndefine "))):
         raise ValueError(f"a call of an address, or assembly: {_FOREIGN_CODE}")
+    if module.imports:
+        _refuse_foreign_operations(program)
+
+
+def _refuse_foreign_operations(program: Any) -> None:
+    """Raise `ValueError` where a program for a GPU holds an operation that brings source along or calls what is not
+    TIRx. The GPU's code cannot tell: the compiler makes functions from source text of its own there. The program is
+    read as the compiler would store it, which no class of the submission's can change."""
+    import tvm
+
+    for operation in set(_OPERATION.findall(tvm.ir.save_json(program))):
+        if operation in _FOREIGN_OPERATIONS:
+            raise ValueError(f"`{operation}` in a kernel: {_FOREIGN_OPERATIONS[operation]}")
 
 
 def _calls_an_address(function: str) -> bool:

@@ -32,8 +32,8 @@ _OVERLOADED = 0.25
 """The reference, run by the verifier itself, waits for so much of its time where more wants to run than the machine
 has processors for. Measured on two cores with six processes on them: 40 to 70 %; alone on them: none."""
 _MOST_BACKGROUND = 0.2
-_LEAST_BACKGROUND_S = 0.03
-"""Processor time is counted in ticks of 10 ms; less than three of them say nothing."""
+_LEAST_BACKGROUND_S = 0.005
+"""Fifty times what an honest worker runs without a call in a dozen of them, and less than half of what is open then."""
 
 
 def speedup_interval(eager_ms: Sequence[float], implementation_ms: Sequence[float]) -> tuple[float, float]:
