@@ -63,6 +63,9 @@ def test_a_cluster_that_is_not_there_is_named(spec: ExperimentSpec, monkeypatch:
     (said,) = found(spec, judge="ray", judge_options={"address": "127.0.0.1:1"})
     assert said.startswith("no Ray cluster can be joined at `127.0.0.1:1`")
     assert found(spec, judge="ray", judge_options={"address": "local"}) == []
+    monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:1")
+    (said,) = found(spec, judge="ray")
+    assert said.startswith("no Ray cluster can be joined at `auto`")
 
 
 @pytest.mark.skipif(find_spec("modal") is None, reason="the extra `modal` is not installed")

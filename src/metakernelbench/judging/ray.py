@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from metakernelbench.errors import InfrastructureFault, UserError
 from metakernelbench.grading.contract import CONTRACT, Contract
@@ -18,6 +20,10 @@ from metakernelbench.grading.head_to_head import HeadToHead
 from metakernelbench.grading.verdict import Verdict
 from metakernelbench.judging import remote
 from metakernelbench.judging.judge import GradingRequest
+
+
+_LISTENING_S = 10.0
+"""How long a cluster may take to accept a connection."""
 
 
 class RayJudge:
@@ -122,6 +128,7 @@ class RayJudge:
 
         if not ray.is_initialized():
             try:
+                _knock(self._address)
                 ray.init(
                     address=self._address,
                     namespace="metakernelbench",
@@ -149,6 +156,15 @@ class RayJudge:
                 hint="add nodes, or change `cpus` and `resources` of [judge_options]",
             )
         self.at_once = min(int(has[name] // amount) for name, amount in wanted.items() if amount > 0)
+
+
+def _knock(address: str) -> None:
+    """Raise `OSError` where nobody listens at `host:port` or `ray://host:port`: Ray would try for two minutes."""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", address)
+    at = urlsplit(address if "://" in address else f"//{address}")
+    if at.hostname is not None and at.port is not None:
+        socket.create_connection((at.hostname, at.port), timeout=_LISTENING_S).close()
 
 
 def _said(error: BaseException) -> str:
