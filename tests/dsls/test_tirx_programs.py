@@ -125,7 +125,9 @@ print(json.dumps({
     "read of an address": told(lambda: tvm.compile(module(reading_an_address), target="llvm")),
     "hidden": told(lambda: tvm.compile(Hiding({"main": foreign}), target="llvm")),
     **{name: told(lambda: tvm.compile(module(f), target=GPU, tir_pipeline="tirx")) for name, f in FOR_A_GPU.items()},
-    "hidden on a GPU": told(lambda: tvm.compile(Hiding({"main": FOR_A_GPU["source on a GPU"]}), target=GPU, tir_pipeline="tirx")),
+    "hidden on a GPU": told(
+        lambda: tvm.compile(Hiding({"main": FOR_A_GPU["source on a GPU"]}), target=GPU, tir_pipeline="tirx")
+    ),
     "C": told(lambda: tvm.compile(module(with_a_number), target="c")),
     "an enumeration's number": str(launch(Two.TWO)),
     "an argument with code": told(lambda: launch(Number())),

@@ -21,7 +21,6 @@ from metakernelbench.grading.verdict import Verdict
 from metakernelbench.judging import remote
 from metakernelbench.judging.judge import GradingRequest
 
-
 _LISTENING_S = 10.0
 """How long a cluster may take to accept a connection."""
 
