@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from metakernelbench.grading.observation import nearest_copy, perturb, same_bits
+from metakernelbench.grading.observation import nearest_copy, occurs, perturb, same_bits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.uint8, torch.bool]
 
@@ -55,3 +55,25 @@ def test_real_work_is_not_a_copy_of_its_input() -> None:
     copy = nearest_copy(torch.softmax(x, -1), [x])
     assert copy is not None and not torch.allclose(copy, torch.softmax(x, -1))
     assert nearest_copy(x.sum(-1), [x]) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+@pytest.mark.parametrize("start", [0, 1, 17, 36])
+def test_a_result_is_found_in_a_larger_memory(dtype: torch.dtype, start: int) -> None:
+    memory = (torch.randn(100) * 50).to(dtype)
+    assert occurs(memory[start : start + 64].clone().view(8, 8), memory)
+
+
+def test_a_result_that_does_not_stand_in_one_place_is_not_found() -> None:
+    memory = torch.arange(100.0)
+    written = memory[10:74].clone()
+    written[33] = 0.5
+    assert not occurs(written, memory)
+    assert not occurs(memory.clone(), memory)  # as large: what `nearest_copy` looks at
+    assert not occurs(memory[:3].bfloat16(), memory)
+
+
+def test_all_places_of_a_memory_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metakernelbench.grading.observation._PLACES_AT_ONCE", 7)
+    memory = torch.randn(100)
+    assert all(occurs(memory[start : start + 5].clone(), memory) for start in range(96))

@@ -35,6 +35,24 @@ VIOLATIONS = {
     "import cuda.bindings.driver as driver\ndriver.cuModuleLoadData": "forbidden-attribute",
     "import torch\ngetattr(torch, input_name)": "dynamic-code",
     "g = getattr\ng(1, 'x')": "dynamic-code",
+    "import tvm\n[tvm][0].topi": "dynamic-code",
+    "import torch\nput(torch.utils.dlpack)": "dynamic-code",
+    "import torch\nd = torch.utils.dlpack\nput(d)": "dynamic-code",
+    "from torch.utils import dlpack\ndef f(x=dlpack): pass": "dynamic-code",
+    "import torch\ndef f():\n    return torch": "dynamic-code",
+    "import torch\nclass A:\n    t = torch": "dynamic-code",
+    "import torch\nself.t = torch": "dynamic-code",
+    "import math, torch\nx = math or torch": "dynamic-code",
+    "class A:\n    import torch": "forbidden-import",
+    "import typing\ntyping.operator.attrgetter": "forbidden-attribute",
+    "import torch\ntorch.backends.cudnn.torch.x = 1": "forbidden-attribute",
+    "import dataclasses\ndataclasses._create_fn": "forbidden-attribute",
+    "import torch.storage\ntorch.storage._load_from_bytes(b'')": "forbidden-attribute",
+    "import logging\nlogging.currentframe()": "dunder-access",
+    "import math\ng = math\ng = f()\ng.gi_frame": "dunder-access",
+    "def f(m):\n    m.import_module(m)": "dynamic-import",
+    "import torch\ndef f():\n    m = torch\n    m.float = 1": "monkeypatch",
+    "import torch\ndef f():\n    import tvm as torch\n    return [torch]": "dynamic-code",
     "eval('1')": "dynamic-code",
     "exec = exec\nexec('import os')": "dynamic-code",
     "compile('1', 'x', 'eval')": "dynamic-code",
@@ -65,6 +83,14 @@ HONEST = {
     "the version of torch": "import torch\nNEW = torch.__version__ > '2.9'\ntorch._check(NEW)",
     "names of a module": "__all__ = ['solve']\nclass A:\n    __slots__ = ('_C',)\n    def f(self): return self._C",
     "a built-in's name in a pattern": "def f(x):\n    match x:\n        case (input, *rest): return input",
+    "a module asked for": (
+        "try:\n    import tvm\nexcept ImportError:\n    tvm = None\n"
+        "import torch\nKNOWN = tvm is not None, [n for n in ('float8_e4m3fn', 'float4') if hasattr(torch, n)]"
+    ),
+    "a module's name for a buffer": (
+        "import torch.nn.functional as F\nfrom torch import float32\ndef f(x):\n    F = x.buffer\n    F[0] = 1\n"
+        "    return copy(F, float32)"
+    ),
     "words of another language": "raise ValueError('unlike a __global__ function this takes rows')",
     "caches and decorators": """
 import functools, math

@@ -21,6 +21,9 @@ OWN = {
     "assigned in a comprehension": "def f(x):\n    [vars := y for y in x]\n    return vars(1)",
     "defined above": "def vars(x): return x\nvars(1)",
     "defined above, used in a function": "def vars(x): return x\ndef f(): return vars(1)",
+    "of the function around a class": "def f(vars):\n    class A:\n        x = vars(1)",
+    "of the function around a method": "def f(vars):\n  class A:\n    vars = 1\n    def g(self): return vars(1)",
+    "in a comprehension's condition": "[1 for vars in () if vars(1)]",
     "imported above": "from math import sqrt as vars\nvars(1)",
 }
 PYTHONS = {
@@ -35,6 +38,16 @@ PYTHONS = {
     "declared global": "def f():\n    global vars\n    vars = 1\ndef g():\n    return vars(1)",
     "the global in a function": "def f(x):\n    global vars\n    return vars(1)",
     "of a comprehension before": "[1 for vars in ()]\nvars(1)",
+    "hidden by the class": "def f(vars):\n    class A:\n        x = vars(1)\n        vars = 1",
+    "declared global by the class": "def f(vars):\n    class A:\n        global vars\n        x = vars(1)",
+    "what a comprehension runs over": "[1 for vars in vars(1)]",
+    "deleted at the end of an except clause": (
+        "import math as vars\ntry: 1 / 0\nexcept ZeroDivisionError as vars: pass\nvars(1)"
+    ),
+    "deleted by a function": (
+        "import math as vars\ndef f():\n    global vars\n    try: 1 / 0\n    except ZeroDivisionError as vars: pass\n"
+        "f()\nvars(1)"
+    ),
     "a default, which is evaluated outside": "def f(vars=vars(1)): pass",
 }
 

@@ -153,8 +153,9 @@ def _observed_jit(func: Callable[..., Any], observe: Observe, passing: Any) -> C
         if _tracing():
             return func(dsl, host_function, *args, **kwargs)
         if passing.on:
-            passing.launches += 1
-            return func(dsl, host_function, *args, **kwargs)
+            returned = func(dsl, host_function, *args, **kwargs)
+            passing.launches += 1  # one that raises is none
+            return returned
         values = [*args, *kwargs.values()]
         return observe(kernel, values, lambda: func(dsl, host_function, *args, **kwargs), _resolve)
 
@@ -173,8 +174,9 @@ def _observed_call(call: Callable[..., Any], observe: Observe, passing: Any) -> 
 
     def observed_call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
         if passing.on:
+            returned = call(compiled, *args, **kwargs)
             passing.launches += 1
-            return call(compiled, *args, **kwargs)
+            return returned
         kernel: str = getattr(compiled, "_origin", getattr(compiled, "function_name", "unknown"))
         values = [*args, *kwargs.values()]
         return observe(kernel, values, lambda: call(compiled, *args, **kwargs), _resolve)

@@ -77,8 +77,9 @@ def _observed_run(run: Callable[..., Any], observe: Observe, passing: Any) -> Ca
         if warmup:  # compiles, launches nothing
             return launch()
         if passing.on:
-            passing.launches += 1
-            return launch()
+            returned = launch()
+            passing.launches += 1  # one that raises is none
+            return returned
         code = kernel.fn.__code__
         return observe(f"{code.co_filename}:{kernel.fn.__name__}", [*args, *kwargs.values()], launch, _base)
 
@@ -93,8 +94,9 @@ def _observed_getitem(getitem: Callable[..., Any], observe: Observe, passing: An
 
         def launch(*args: Any, **kwargs: Any) -> Any:
             if passing.on:
+                returned = runner(*args, **kwargs)
                 passing.launches += 1
-                return runner(*args, **kwargs)
+                return returned
             return observe(compiled.name, args, lambda: runner(*args, **kwargs), _base)
 
         return launch

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
+from importlib.machinery import PathFinder
 
-from metakernelbench.grading.scopes import own_names
+from metakernelbench.grading.scopes import local_names, own_names
 
 _MAX_DEPTH = 50
 _MAX_ORIGINS = 16
@@ -21,12 +23,18 @@ class Names:
 
     def __init__(self, tree: ast.Module) -> None:
         self._origins: dict[str, set[str]] = defaultdict(set)
-        self._own = own_names(tree)
+        self._own, self._local = own_names(tree), local_names(tree)
+        self._top = set(map(id, tree.body))
+        self._bound_inside = set[str]()
         self._bare = set[int]()
         self._called = set[int]()
+        self._modules = set[str]()
+        self._followed = set[int]()
         assignments: list[tuple[str, ast.expr]] = []
+        in_classes = {id(part) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body}
         for node in ast.walk(tree):
             self._collect(node, assignments)
+            self._mark(node, is_attribute_of_a_class=id(node) in in_classes)
         self._follow(assignments)
 
     def is_own(self, node: ast.Name) -> bool:
@@ -41,12 +49,24 @@ class Names:
         """Whether a name stands in front of a call's arguments."""
         return id(node) in self._called
 
+    def is_module_as_value(self, node: ast.Name | ast.Attribute) -> bool:
+        """Whether a module is handed on where it can no longer be followed: put in a list, given to a function."""
+        if id(node) in self._followed or not isinstance(node.ctx, ast.Load):
+            return False
+        if isinstance(node, ast.Name):
+            return node.id in self._modules and not self._is_another(node)
+        return any(map(is_module, self.origins(node)))
+
+    def _is_another(self, node: ast.Name) -> bool:
+        """Whether a function's own name is only called as something is that the module imports at its top."""
+        return id(node) in self._local and node.id not in self._bound_inside
+
     def origins(self, node: ast.expr, depth: int = 0) -> set[str]:  # noqa: PLR0911 (one for each kind of node)
         """The dotted names that an expression may stand for; empty for what does not come from a module."""
         if depth > _MAX_DEPTH:
             return set()
         if isinstance(node, ast.Name):
-            return self._origins.get(node.id, set())
+            return set() if self._is_another(node) else self._origins.get(node.id, set())
         if isinstance(node, ast.Attribute):
             return {f"{base}.{node.attr}" for base in self.origins(node.value, depth + 1)}
         if isinstance(node, ast.NamedExpr):
@@ -60,10 +80,16 @@ class Names:
     def _collect(self, node: ast.AST, assignments: list[tuple[str, ast.expr]]) -> None:
         match node:
             case ast.Import():
+                self._note_names_inside(node)
                 for alias in node.names:
-                    self._bind(alias.asname or alias.name.partition(".")[0], alias.name if alias.asname else None)
+                    name = alias.asname or alias.name.partition(".")[0]
+                    self._modules.add(name)
+                    self._bind(name, alias.name if alias.asname else None)
             case ast.ImportFrom() if node.module and not node.level:
+                self._note_names_inside(node)
                 for alias in node.names:
+                    if is_module(f"{node.module}.{alias.name}"):
+                        self._modules.add(alias.asname or alias.name)
                     self._bind(alias.asname or alias.name, f"{node.module}.{alias.name}")
             case ast.Assign():
                 for target in node.targets:
@@ -77,6 +103,36 @@ class Names:
             case ast.Expr(value=ast.Constant() | ast.JoinedStr()):
                 self._bare.add(id(node.value))
 
+    def _mark(self, node: ast.AST, *, is_attribute_of_a_class: bool) -> None:
+        """Note the expressions that are followed, or of which nothing is handed on."""
+        followed: list[ast.expr] = []
+        match node:
+            case ast.Attribute() | ast.Expr():
+                followed = [node.value]
+            case ast.Assign() | ast.AnnAssign() if node.value is not None and not is_attribute_of_a_class:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                followed = [value for target in targets for _, value in _pairs(target, node.value)]
+                followed = followed if all(map(_is_names, targets)) else []
+            case ast.NamedExpr() if isinstance(node.target, ast.Name):
+                followed = [node.value]
+            case ast.If() | ast.IfExp() | ast.While() | ast.Assert():
+                followed = [node.test]
+            case ast.UnaryOp(op=ast.Not()):
+                followed = [node.operand]
+            case ast.Compare(ops=[ast.Is() | ast.IsNot()]):
+                followed = [node.left, *node.comparators]
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr")) if node.args:
+                followed = [node.args[0]]  # the rules look at these themselves
+        while followed:
+            value = followed.pop()
+            self._followed.add(id(value))
+            if isinstance(value, ast.IfExp) and not isinstance(node, ast.If | ast.IfExp | ast.While):
+                followed += [value.body, value.orelse]
+
+    def _note_names_inside(self, node: ast.Import | ast.ImportFrom) -> None:
+        if id(node) not in self._top:
+            self._bound_inside |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+
     def _bind(self, name: str, dotted: str | None) -> None:
         self._origins[name].add(dotted or name)
 
@@ -85,12 +141,37 @@ class Names:
         for _ in range(_MAX_DEPTH):
             changed = False
             for name, value in assignments:
+                passed_on = any(part.id in self._modules for part in _alternatives(value))
+                if name not in self._modules and (passed_on or any(map(is_module, self.origins(value)))):
+                    self._modules.add(name)
+                    self._bound_inside.add(name)
+                    changed = True
                 new = self.origins(value) - self._origins[name]
                 if new and len(self._origins[name]) < _MAX_ORIGINS:
                     self._origins[name] |= new
+                    self._bound_inside.add(name)
                     changed = True
             if not changed:
                 return
+
+
+@cache
+def is_module(dotted: str) -> bool:
+    """Whether an installed package has a module of this name, told from its files: nothing is imported."""
+    top, *rest = dotted.split(".")
+    spec, name = PathFinder.find_spec(top), top
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    return spec is not None
+
+
+def _is_names(target: ast.expr) -> bool:
+    """Whether an assignment's target is names all through, which are followed."""
+    parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    return all(isinstance(part, ast.Name) for part in parts)
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
@@ -103,6 +184,19 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     elif isinstance(target, ast.Tuple | ast.List):
         for inner_target in target.elts:
             yield from _pairs(inner_target, value)
+
+
+def _alternatives(value: ast.expr) -> Iterator[ast.Name]:
+    """The names whose value an expression may pass on as it is."""
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name):
+            yield node
+        elif isinstance(node, ast.IfExp):
+            waiting += [node.body, node.orelse]
+        elif isinstance(node, ast.NamedExpr):
+            waiting.append(node.value)
 
 
 def _is_getattr(call: ast.Call) -> bool:

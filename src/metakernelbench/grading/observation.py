@@ -24,6 +24,10 @@ from metakernelbench.dsls.dsl import Launch
 from metakernelbench.dsls.launches import Passing
 
 _MAX_EVENTS = 8
+_PROBES = 8
+"""How many elements are looked for before, and how many places are looked at after."""
+_PLACES_AT_ONCE = 1 << 26
+"""What fits beside a submission that fills a GPU."""
 
 
 class Mode(StrEnum):
@@ -40,8 +44,9 @@ class Mode(StrEnum):
     REPLAY = "replay"
     """They run, and what they wrote is replaced by what was recorded: plausible results, but of other inputs."""
     COPY = "copy"
-    """Each is replaced by a copy of the argument that comes nearest to what it wrote. An argument that is, or merely
-    rearranges, one of the call's inputs does not count: moving inputs is honest work. Without one, it is left out."""
+    """Each is replaced by a copy of the argument that comes nearest to what it wrote, or of a part of the memory that
+    an argument lies in. An argument that is, or merely rearranges, one of the call's inputs does not count: moving
+    inputs is honest work, unless something else was written into them. Without one, the launch is left out."""
 
 
 class Observation:
@@ -56,6 +61,7 @@ class Observation:
         self._altered = 0
         self._events: list[dict[str, Any]] = []
         self._inputs: list[torch.Tensor] = []
+        self._contents: list[int] = []
         self._recorded: list[dict[int, torch.Tensor]] = []
         plugin = getattr(importlib.import_module(dsl_module), dsl_class)()
         plugin.intercept(self._on_launch)
@@ -69,6 +75,7 @@ class Observation:
         self._launches = self._altered = Passing.launches = 0
         self._foreign = ""
         self._inputs = list(inputs)
+        self._contents = [_content_of(x) for x in inputs] if self._mode is Mode.COPY else []
         if self._mode is not Mode.REPLAY:
             self._recorded.clear()
 
@@ -119,10 +126,18 @@ class Observation:
                     tensors[i].copy_(before[i] if recorded is None else recorded)
                     self._altered += 1
                 else:
-                    others = [old for j, old in enumerate(before) if j != i and not self._is_input(tensors[j], old)]
-                    copy = nearest_copy(tensors[i], others)
-                    tensors[i].copy_(before[i] if copy is None else copy)
+                    tensors[i].copy_(self._copied(i, tensors, before))
                     self._altered += 1
+
+    def _copied(self, i: int, tensors: list[torch.Tensor], before: list[torch.Tensor]) -> torch.Tensor:
+        """What a copy would have written to argument `i`; what was there before, where nothing was there to copy."""
+        inputs = self._unchanged_inputs()
+        others = [j for j in range(len(tensors)) if j != i and not _is_input(tensors[j], before[j], inputs)]
+        elsewhere = [j for j in others if not _share_memory(tensors[i], tensors[j])]
+        if any(occurs(tensors[i], _memory_of(tensors[j])) for j in elsewhere):
+            return tensors[i].clone()
+        copy = nearest_copy(tensors[i], [before[j] for j in others])
+        return before[i] if copy is None else copy
 
     def _recorded_result(self, argument: int, like: torch.Tensor) -> torch.Tensor | None:
         """What the launch with this number wrote to this argument in the recorded call; None where it did not."""
@@ -131,12 +146,31 @@ class Observation:
         fits = found is not None and found.shape == like.shape and found.dtype is like.dtype
         return found if fits else None
 
-    def _is_input(self, argument: torch.Tensor, contents: torch.Tensor) -> bool:
-        """Whether an argument lies in the memory of the call's inputs or holds the values of one of them."""
-        storages = {x.untyped_storage().data_ptr() for x in self._inputs}
-        if argument.untyped_storage().data_ptr() in storages:
-            return True
-        return any(x.numel() == contents.numel() and same_values(x, contents) for x in self._inputs)
+    def _unchanged_inputs(self) -> list[torch.Tensor]:
+        return [x for x, content in zip(self._inputs, self._contents, strict=True) if _content_of(x) == content]
+
+
+def _is_input(argument: torch.Tensor, contents: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether an argument lies in the memory of one of the inputs or holds the values of one of them."""
+    if any(_share_memory(argument, x) for x in inputs):
+        return True
+    return any(x.numel() == contents.numel() and same_values(x, contents) for x in inputs)
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _memory_of(x: torch.Tensor) -> torch.Tensor:
+    """All elements of the memory that `x` lies in, also those that `x` leaves out; 1-D, of `x`'s dtype."""
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+
+
+def _content_of(x: torch.Tensor) -> int:
+    """A sum over the memory that `x` lies in, which changes when something else is written there."""
+    memory = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+    whole = memory.numel() // 8 * 8
+    return int(memory[:whole].view(torch.int64).sum()) + int(memory[whole:].sum(dtype=torch.int64))
 
 
 def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -194,6 +228,24 @@ def nearest_copy(written: torch.Tensor, candidates: Sequence[torch.Tensor]) -> t
             if best is None or distance < best_distance:
                 best, best_distance = view, distance
     return None if best is None else best.to(written.dtype)
+
+
+def occurs(written: torch.Tensor, memory: torch.Tensor) -> bool:
+    """Whether the elements of `written` stand one after another somewhere in a larger `memory` of its dtype (1-D)."""
+    wanted, places = as_bits(written.contiguous()).flatten(), memory.numel() - written.numel() + 1
+    if memory.dtype is not written.dtype or written.dtype.is_complex or places < 2:
+        return False
+    there = as_bits(memory)
+    probes = sorted({k * (wanted.numel() - 1) // (_PROBES - 1) for k in range(_PROBES)})
+    for first in range(0, places, _PLACES_AT_ONCE):
+        tried = min(_PLACES_AT_ONCE, places - first)
+        fits = torch.ones(tried, dtype=torch.bool, device=memory.device)
+        for probe in probes:
+            fits &= there[first + probe : first + probe + tried] == wanted[probe]
+        for start in fits.nonzero().flatten()[:_PROBES].tolist():
+            if torch.equal(there[first + start : first + start + wanted.numel()], wanted):
+                return True
+    return False
 
 
 def _views(x: torch.Tensor, shape: torch.Size) -> list[torch.Tensor]:

@@ -16,6 +16,15 @@ ALLOWED_MODULES = _words(
 )
 """What every submission may import; the DSL's own modules come on top."""
 
+STANDARD_LIBRARY = ALLOWED_MODULES - {"torch", "__future__"}
+"""Of those, the modules of which only public names may be used."""
+
+ALSO_NAMES_OF: dict[str, frozenset[str]] = {
+    **{module: frozenset({module, "abc"}) for module in STANDARD_LIBRARY},
+    "torch": _words("abc copy random types"),
+}
+"""What a module has that is called as another module is, but is something of its own: `time.time`."""
+
 STREAM_HANDLES = frozenset({"cuda.bindings.driver.CUstream", "cuda.bindings.runtime.cudaStream_t"})
 """All that may be used of the CUDA bindings: the types in which a stream is handed to a DSL."""
 
@@ -101,6 +110,7 @@ FORBIDDEN_NAMES: dict[str, tuple[str, str]] = {
         ),
         ("dynamic-code", "runs what a string or an annotation holds"),
     ),
+    "logging.currentframe": ("dunder-access", "reaches the frames of the interpreter"),
     "logging.FileHandler": ("file-access", "writes files"),
     "logging.handlers": ("file-access", "writes files and opens connections"),
     "logging.config": ("dynamic-import", "imports and runs what a configuration names"),
@@ -114,7 +124,7 @@ SMUGGLED_MODULES = _words(
 """Modules that others import for themselves, and that a kernel could reach through them; an underscore in front is no
 matter."""
 
-PRIVATE = re.compile(r"torch\._[^_]")
+PRIVATE = re.compile(r"torch\.(?!ops\.)(?:\w+\.)*_[^_]")
 ALLOWED_PRIVATE = re.compile(
     r"torch\._(check\w*|scaled_mm|scaled_grouped_mm|grouped_mm|int_mm|foreach_\w+|assert|weight_\w+)$"
 )
@@ -134,6 +144,7 @@ TELLTALE_ATTRIBUTES = {
     "load_library": "file-access",
     "cudart": "forbidden-attribute",
     "_C": "forbidden-attribute",
+    "import_module": "dynamic-import",
     "f_back": "dunder-access",
     "f_globals": "dunder-access",
     "f_locals": "dunder-access",

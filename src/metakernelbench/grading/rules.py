@@ -52,6 +52,7 @@ class _Checker:
             ast.FunctionDef: self._definition,
             ast.AsyncFunctionDef: self._definition,
             ast.MatchClass: self._class_pattern,
+            ast.ClassDef: self._class,
         }
 
     def visit(self, node: ast.AST) -> None:
@@ -95,14 +96,19 @@ class _Checker:
 
     # names ------------------------------------------------------------------------------------------------------------
 
+    def _module_as_value(self, node: ast.Name | ast.Attribute) -> None:
+        if self._names.is_module_as_value(node):
+            what = f"The module `{ast.unparse(node)}` as a value: read its names with a dot"
+            self._add("dynamic-code", what, node.lineno)
+
     def _attribute(self, node: ast.Attribute) -> None:
+        self._module_as_value(node)
         if _is_dunder(node.attr) and node.attr not in policy.HARMLESS_DUNDERS:
             self._add("dunder-access", f"`{node.attr}`", node.lineno)
-        origins = self._names.origins(node)
-        for dotted in origins:
-            self._use(dotted, node.lineno)
         own = isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in policy.OFTEN_OWN_ATTRIBUTES
-        if not origins and not own:
+        # A name that stands for a module may stand for something else too, so what nothing has is asked of both.
+        used = [self._use(dotted, node.lineno) for dotted in self._names.origins(node)]
+        if not any(used) and not own:
             self._read_of_anything(node.attr, node.lineno)
 
     def _read_of_anything(self, name: str, line: int) -> None:
@@ -114,12 +120,18 @@ class _Checker:
         elif name in policy.TELLTALE_ATTRIBUTES:
             self._add(policy.TELLTALE_ATTRIBUTES[name], f"`{name}`", line)
 
+    def _class(self, node: ast.ClassDef) -> None:
+        for statement in node.body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                self._add("forbidden-import", f"An import in the class `{node.name}`: write it above", statement.lineno)
+
     def _class_pattern(self, node: ast.MatchClass) -> None:
         """`case object(x=y)` reads the attribute `x` of anything at all."""
         for name in node.kwd_attrs:
             self._read_of_anything(name, node.lineno)
 
     def _name(self, node: ast.Name) -> None:
+        self._module_as_value(node)
         if self._names.is_own(node):
             return
         if node.id in ("getattr", "setattr") and not self._names.is_called(node):
@@ -129,21 +141,37 @@ class _Checker:
         elif _is_dunder(node.id) and node.id not in policy.HARMLESS_DUNDERS:
             self._add("dunder-access", f"`{node.id}`", node.lineno)
 
-    def _use(self, dotted: str, line: int) -> None:
-        """A name of a module, however it is reached."""
+    def _use(self, dotted: str, line: int) -> bool:
+        """A name of a module, however it is reached; whether it is one that is not to be used."""
+        found = self._fault_of(dotted)
+        if found is not None:
+            self._add(*found, line)
+        return found is not None
+
+    def _fault_of(self, dotted: str) -> tuple[str, str] | None:  # noqa: PLR0911 (one for each rule)
+        """The code for using a name of a module, and what to say; None for one that may be used."""
+        parts = dotted.split(".")
         if prefix := _below(dotted, policy.FORBIDDEN_NAMES):
             code, why = policy.FORBIDDEN_NAMES[prefix]
-            self._add(code, f"`{prefix}` {why}", line)
-        elif prefix := _below(dotted, self._dsl.forbidden):
-            self._add("forbidden-attribute", f"`{prefix}`: {self._dsl.forbidden[prefix]}", line)
-        elif any(map(_is_smuggled, dotted.split(".")[1:])):
-            self._add("forbidden-import", f"a module by way of `{dotted}`", line)
-        elif policy.PRIVATE.match(dotted) and not policy.ALLOWED_PRIVATE.match(dotted):
-            self._add("forbidden-attribute", f"`{dotted}` is one of torch's internals", line)
-        elif dotted.startswith("cuda.bindings."):
-            parts = dotted.split(".")
-            if len(parts) > 3 and dotted not in policy.STREAM_HANDLES and not _below(dotted, self._dsl.imports):
-                self._add("forbidden-attribute", f"`{dotted}`: only stream handles may be used of it", line)
+            return code, f"`{prefix}` {why}"
+        if prefix := _below(dotted, self._dsl.forbidden):
+            return "forbidden-attribute", f"`{prefix}`: {self._dsl.forbidden[prefix]}"
+        if any(map(_is_smuggled, parts[1:])):
+            return "forbidden-import", f"a module by way of `{dotted}`"
+        if policy.PRIVATE.match(dotted) and not policy.ALLOWED_PRIVATE.match(dotted):
+            return "forbidden-attribute", f"`{dotted}` is one of torch's internals"
+        if parts[0] in policy.STANDARD_LIBRARY and any(part.startswith("_") and not _is_dunder(part) for part in parts):
+            return "forbidden-attribute", f"`{dotted}` is one of the standard library's internals"
+        if any(
+            part in policy.ALLOWED_MODULES - policy.ALSO_NAMES_OF.get(parts[0], policy.ALLOWED_MODULES)
+            for part in parts[1:]
+        ):
+            return "forbidden-attribute", f"a module by way of `{dotted}`"
+        if not dotted.startswith("cuda.bindings.") or len(parts) <= 3:
+            return None
+        if dotted in policy.STREAM_HANDLES or _below(dotted, self._dsl.imports):
+            return None
+        return "forbidden-attribute", f"`{dotted}`: only stream handles may be used of it"
 
     # actions ----------------------------------------------------------------------------------------------------------
 
@@ -153,7 +181,7 @@ class _Checker:
                 self._add("monkeypatch", f"`__setattr__` on `{owner}`", node.lineno)
         if not isinstance(node.func, ast.Name) or self._names.is_own(node.func):
             return
-        if node.func.id in ("getattr", "setattr", "hasattr") and any(isinstance(x, ast.Starred) for x in node.args):
+        if node.func.id in ("getattr", "setattr") and any(isinstance(x, ast.Starred) for x in node.args):
             self._add("dynamic-code", f"`{node.func.id}` with arguments made at run time", node.lineno)
         if len(node.args) < 2:
             return
@@ -162,7 +190,7 @@ class _Checker:
         if node.func.id == "setattr" and modules and not all(_below(m, policy.ASSIGNABLE) for m in modules):
             self._add("monkeypatch", f"`setattr` on `{sorted(modules)[0]}`", node.lineno)
         if node.func.id in ("getattr", "setattr", "hasattr"):
-            if name is None and modules:
+            if name is None and modules and node.func.id != "hasattr":  # which hands nothing on
                 self._add("dynamic-code", f"`{node.func.id}` with a name made at run time", node.lineno)
             elif name is not None and not modules:
                 self._read_of_anything(name, node.lineno)
