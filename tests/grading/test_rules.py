@@ -5,6 +5,7 @@ import ast
 import pytest
 
 from metakernelbench.dsls import dsl
+from metakernelbench.grading.names import is_module
 from metakernelbench.grading.rules import check
 
 VIOLATIONS = {
@@ -87,6 +88,7 @@ HONEST = {
         "try:\n    import tvm\nexcept ImportError:\n    tvm = None\n"
         "import torch\nKNOWN = tvm is not None, [n for n in ('float8_e4m3fn', 'float4') if hasattr(torch, n)]"
     ),
+    "a function called as its file is": "import tvm\nDEVICE = tvm.runtime.device('cpu', 0)",
     "a module's name for a buffer": (
         "import torch.nn.functional as F\nfrom torch import float32\ndef f(x):\n    F = x.buffer\n    F[0] = 1\n"
         "    return copy(F, float32)"
@@ -220,6 +222,20 @@ def test_violation_has_its_code_and_line(source: str) -> None:
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_patterns_are_no_violation(name: str) -> None:
     assert check(ast.parse(HONEST[name]), dsl.load("tirx")) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["torch", "torch.nn.functional", "torch.utils.dlpack", "tvm.tirx", "cuda.bindings.driver"]
+)
+def test_modules_are_known_by_their_files(name: str) -> None:
+    assert is_module(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["nowhere", "torch.relu", "torch.Tensor.float", "tvm.compile", "math.pi.x", "torch." + "x" * 300]
+)
+def test_what_is_no_module_is_not_taken_for_one(name: str) -> None:
+    assert not is_module(name)
 
 
 def test_each_violation_is_told_once_in_the_order_of_the_lines() -> None:

@@ -7,10 +7,11 @@ nothing here recurses without a limit.
 from __future__ import annotations
 
 import ast
+import os
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
-from importlib.machinery import PathFinder
+from functools import lru_cache
+from importlib.machinery import PathFinder, all_suffixes
 
 from metakernelbench.grading.scopes import local_names, own_names
 
@@ -123,6 +124,8 @@ class Names:
                 followed = [node.left, *node.comparators]
             case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr")) if node.args:
                 followed = [node.args[0]]  # the rules look at these themselves
+            case ast.Call():
+                followed = [node.func]  # no module can be called, but a function may be called as its file is
         while followed:
             value = followed.pop()
             self._followed.add(id(value))
@@ -155,17 +158,27 @@ class Names:
                 return
 
 
-@cache
+@lru_cache(maxsize=4096)
 def is_module(dotted: str) -> bool:
     """Whether an installed package has a module of this name, told from its files: nothing is imported."""
     top, *rest = dotted.split(".")
-    spec, name = PathFinder.find_spec(top), top
+    spec = PathFinder.find_spec(top)
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    found = spec is not None
     for part in rest:
-        if spec is None or spec.submodule_search_locations is None:
-            return False
-        name = f"{name}.{part}"
-        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
-    return spec is not None
+        files = {part + suffix for suffix in all_suffixes()}
+        found = any(part in _entries(folder) or files & _entries(folder) for folder in folders)
+        folders = [os.path.join(folder, part) for folder in folders if part in _entries(folder)]  # noqa: PTH118
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _entries(folder: str) -> frozenset[str]:
+    """What lies in a folder; nothing for what is none."""
+    try:
+        return frozenset(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return frozenset()
 
 
 def _is_names(target: ast.expr) -> bool:
