@@ -127,6 +127,7 @@ matter."""
 PRIVATE = re.compile(r"torch\.(?!ops\.)(?:\w+\.)*_[^_]")
 ALLOWED_PRIVATE = re.compile(
     r"torch\._(check\w*|scaled_mm|scaled_grouped_mm|grouped_mm|int_mm|foreach_\w+|assert|weight_\w+)$"
+    r"|torch\.cuda\._sleep$"  # holds a GPU up, which is nobody's loss but the submission's
 )
 """Operations of torch that are public in all but name; its other names with an underscore are internals."""
 
@@ -144,7 +145,6 @@ TELLTALE_ATTRIBUTES = {
     "load_library": "file-access",
     "cudart": "forbidden-attribute",
     "_C": "forbidden-attribute",
-    "import_module": "dynamic-import",
     "f_back": "dunder-access",
     "f_globals": "dunder-access",
     "f_locals": "dunder-access",
