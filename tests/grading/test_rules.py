@@ -53,6 +53,7 @@ VIOLATIONS = {
     "import math\ng = math\ng = f()\ng.gi_frame": "dunder-access",
     "import torch\ndef f():\n    m = torch\n    m.float = 1": "monkeypatch",
     "import torch\ndef f():\n    import tvm as torch\n    return [torch]": "dynamic-code",
+    "import torch\n" + "".join(f"x = torch.a{i}\n" for i in range(20)) + "x = torch\nx.compile(None)": "other-compiler",
     "eval('1')": "dynamic-code",
     "exec = exec\nexec('import os')": "dynamic-code",
     "compile('1', 'x', 'eval')": "dynamic-code",

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from metakernelbench.grading.scopes import own_names
+from metakernelbench.grading.scopes import local_names, own_names
 
 OWN = {
     "a parameter": "def f(vars): return vars(1)",
@@ -55,7 +55,7 @@ PYTHONS = {
 def is_own(source: str) -> bool:
     tree = ast.parse(source)
     (called,) = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "vars"]
-    return id(called) in own_names(tree)
+    return id(called) in own_names(tree, local_names(tree))
 
 
 @pytest.mark.parametrize("source", OWN.values(), ids=OWN)
@@ -70,4 +70,4 @@ def test_a_name_that_may_be_a_built_in_is_not(source: str) -> None:
 
 def test_trees_may_be_deep() -> None:
     deep = "def f(x): return " + "[" * 150 + "x" + "]" * 150
-    assert own_names(ast.parse(deep))
+    assert local_names(ast.parse(deep))

@@ -153,9 +153,7 @@ def _observed_jit(func: Callable[..., Any], observe: Observe, passing: Any) -> C
         if _tracing():
             return func(dsl, host_function, *args, **kwargs)
         if passing.on:
-            returned = func(dsl, host_function, *args, **kwargs)
-            passing.launches += 1  # one that raises is none
-            return returned
+            return passing.counted(func, dsl, host_function, *args, **kwargs)
         values = [*args, *kwargs.values()]
         return observe(kernel, values, lambda: func(dsl, host_function, *args, **kwargs), _resolve)
 
@@ -174,9 +172,7 @@ def _observed_call(call: Callable[..., Any], observe: Observe, passing: Any) -> 
 
     def observed_call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
         if passing.on:
-            returned = call(compiled, *args, **kwargs)
-            passing.launches += 1
-            return returned
+            return passing.counted(call, compiled, *args, **kwargs)
         kernel: str = getattr(compiled, "_origin", getattr(compiled, "function_name", "unknown"))
         values = [*args, *kwargs.values()]
         return observe(kernel, values, lambda: call(compiled, *args, **kwargs), _resolve)

@@ -32,6 +32,13 @@ class Passing:
     on = False
     launches = 0
 
+    @classmethod
+    def counted(cls, launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the launch returns; one that raises is none."""
+        returned = launch(*args, **kwargs)
+        cls.launches += 1
+        return returned
+
 
 _nesting: ContextVar[bool] = ContextVar("_nesting", default=False)
 """Whether a launch is being performed."""
@@ -108,10 +115,13 @@ def tensor_at(address: int) -> torch.Tensor | None:
         memory = x.untyped_storage()
         offset = address - memory.data_ptr()
         if 0 < offset < memory.nbytes():
-            flat = torch.empty(0, dtype=torch.uint8, device=x.device)
-            flat.set_(memory)
-            return flat[offset:]
+            return memory_of(x, torch.uint8)[offset:]
     return None
+
+
+def memory_of(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """All of the memory that `x` lies in, also what `x` leaves out, as a 1-D tensor of this dtype."""
+    return torch.empty(0, dtype=dtype, device=x.device).set_(x.untyped_storage())
 
 
 def _has_memory(x: torch.Tensor) -> bool:

@@ -294,9 +294,7 @@ def _observed_lookup(
             if not admitted.issuperset(map(id, map(type, args))):
                 args = tuple(x if id(type(x)) in admitted else _plain(x) for x in args)
             if passing.on:
-                returned = call(self, *args)
-                passing.launches += 1  # one that raises is none
-                return returned
+                return passing.counted(call, self, *args)
             return observe(self.kernel, args, lambda: Function.__call__(self, *args))
 
     def observed_get_function(module: Any, name: str, query_imports: bool = False) -> Any:

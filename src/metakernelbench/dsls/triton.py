@@ -77,9 +77,7 @@ def _observed_run(run: Callable[..., Any], observe: Observe, passing: Any) -> Ca
         if warmup:  # compiles, launches nothing
             return launch()
         if passing.on:
-            returned = launch()
-            passing.launches += 1  # one that raises is none
-            return returned
+            return passing.counted(launch)
         code = kernel.fn.__code__
         return observe(f"{code.co_filename}:{kernel.fn.__name__}", [*args, *kwargs.values()], launch, _base)
 
@@ -94,9 +92,7 @@ def _observed_getitem(getitem: Callable[..., Any], observe: Observe, passing: An
 
         def launch(*args: Any, **kwargs: Any) -> Any:
             if passing.on:
-                returned = runner(*args, **kwargs)
-                passing.launches += 1
-                return returned
+                return passing.counted(runner, *args, **kwargs)
             return observe(compiled.name, args, lambda: runner(*args, **kwargs), _base)
 
         return launch

@@ -24,12 +24,13 @@ class Names:
 
     def __init__(self, tree: ast.Module) -> None:
         self._origins: dict[str, set[str]] = defaultdict(set)
-        self._own, self._local = own_names(tree), local_names(tree)
+        self._local = local_names(tree)
+        self._own = own_names(tree, self._local)
         self._top = set(map(id, tree.body))
         self._bound_inside = set[str]()
         self._bare = set[int]()
         self._called = set[int]()
-        self._modules = set[str]()
+        self._imported = set[str]()
         self._followed = set[int]()
         assignments: list[tuple[str, ast.expr]] = []
         in_classes = {id(part) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body}
@@ -54,9 +55,10 @@ class Names:
         """Whether a module is handed on where it can no longer be followed: put in a list, given to a function."""
         if id(node) in self._followed or not isinstance(node.ctx, ast.Load):
             return False
-        if isinstance(node, ast.Name):
-            return node.id in self._modules and not self._is_another(node)
-        return any(map(is_module, self.origins(node)))
+        return any(map(self._is_module, self.origins(node)))
+
+    def _is_module(self, dotted: str) -> bool:
+        return dotted in self._imported or is_module(dotted)
 
     def _is_another(self, node: ast.Name) -> bool:
         """Whether a function's own name is only called as something is that the module imports at its top."""
@@ -83,15 +85,13 @@ class Names:
             case ast.Import():
                 self._note_names_inside(node)
                 for alias in node.names:
-                    name = alias.asname or alias.name.partition(".")[0]
-                    self._modules.add(name)
-                    self._bind(name, alias.name if alias.asname else None)
+                    top = alias.name.partition(".")[0]
+                    self._imported |= {top, alias.name}
+                    self._origins[alias.asname or top].add(alias.name if alias.asname else top)
             case ast.ImportFrom() if node.module and not node.level:
                 self._note_names_inside(node)
                 for alias in node.names:
-                    if is_module(f"{node.module}.{alias.name}"):
-                        self._modules.add(alias.asname or alias.name)
-                    self._bind(alias.asname or alias.name, f"{node.module}.{alias.name}")
+                    self._origins[alias.asname or alias.name].add(f"{node.module}.{alias.name}")
             case ast.Assign():
                 for target in node.targets:
                     assignments += _pairs(target, node.value)
@@ -136,21 +136,15 @@ class Names:
         if id(node) not in self._top:
             self._bound_inside |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
 
-    def _bind(self, name: str, dotted: str | None) -> None:
-        self._origins[name].add(dotted or name)
-
     def _follow(self, assignments: list[tuple[str, ast.expr]]) -> None:
         """Pass origins on through assignments until nothing changes."""
         for _ in range(_MAX_DEPTH):
             changed = False
             for name, value in assignments:
-                passed_on = any(part.id in self._modules for part in _alternatives(value))
-                if name not in self._modules and (passed_on or any(map(is_module, self.origins(value)))):
-                    self._modules.add(name)
-                    self._bound_inside.add(name)
-                    changed = True
                 new = self.origins(value) - self._origins[name]
-                if new and len(self._origins[name]) < _MAX_ORIGINS:
+                if len(self._origins[name]) >= _MAX_ORIGINS:
+                    new = set(filter(self._is_module, new))  # there are only so many
+                if new:
                     self._origins[name] |= new
                     self._bound_inside.add(name)
                     changed = True
@@ -197,19 +191,6 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     elif isinstance(target, ast.Tuple | ast.List):
         for inner_target in target.elts:
             yield from _pairs(inner_target, value)
-
-
-def _alternatives(value: ast.expr) -> Iterator[ast.Name]:
-    """The names whose value an expression may pass on as it is."""
-    waiting = [value]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Name):
-            yield node
-        elif isinstance(node, ast.IfExp):
-            waiting += [node.body, node.orelse]
-        elif isinstance(node, ast.NamedExpr):
-            waiting.append(node.value)
 
 
 def _is_getattr(call: ast.Call) -> bool:

@@ -21,13 +21,17 @@ from typing import Any
 import torch
 
 from metakernelbench.dsls.dsl import Launch
-from metakernelbench.dsls.launches import Passing
+from metakernelbench.dsls.launches import Passing, memory_of
 
 _MAX_EVENTS = 8
 _PROBES = 8
 """How many elements are looked for before, and how many places are looked at after."""
 _PLACES_AT_ONCE = 1 << 26
 """What fits beside a submission that fills a GPU."""
+
+
+type _Source = tuple[torch.Tensor, torch.Tensor]
+"""An argument before a launch, and all the memory that it lay in (1-D)."""
 
 
 class Mode(StrEnum):
@@ -112,6 +116,7 @@ class Observation:
         """Run the launch, then change or replace what it wrote."""
         with torch.no_grad():
             before = [x.clone() for x in tensors]
+            sources = self._sources(tensors, before) if self._mode is Mode.COPY else {}
             launch()
             written = [i for i, (x, old) in enumerate(zip(tensors, before, strict=True)) if not same_bits(x, old)]
             if self._mode is Mode.RECORD:
@@ -126,18 +131,18 @@ class Observation:
                     tensors[i].copy_(before[i] if recorded is None else recorded)
                     self._altered += 1
                 else:
-                    tensors[i].copy_(self._copied(i, tensors, before))
+                    copy = _copied(tensors[i], [source for j, source in sources.items() if j != i])
+                    tensors[i].copy_(before[i] if copy is None else copy)
                     self._altered += 1
 
-    def _copied(self, i: int, tensors: list[torch.Tensor], before: list[torch.Tensor]) -> torch.Tensor:
-        """What a copy would have written to argument `i`; what was there before, where nothing was there to copy."""
-        inputs = self._unchanged_inputs()
-        others = [j for j in range(len(tensors)) if j != i and not _is_input(tensors[j], before[j], inputs)]
-        elsewhere = [j for j in others if not _share_memory(tensors[i], tensors[j])]
-        if any(occurs(tensors[i], _memory_of(tensors[j])) for j in elsewhere):
-            return tensors[i].clone()
-        copy = nearest_copy(tensors[i], [before[j] for j in others])
-        return before[i] if copy is None else copy
+    def _sources(self, tensors: list[torch.Tensor], before: list[torch.Tensor]) -> dict[int, _Source]:
+        """What a launch that only copies could copy from, as it is before the launch: all arguments but inputs."""
+        inputs = [x for x, content in zip(self._inputs, self._contents, strict=True) if _content_of(x) == content]
+        return {
+            j: (old, _memory_before(x, old))
+            for j, (x, old) in enumerate(zip(tensors, before, strict=True))
+            if not _is_input(x, inputs)
+        }
 
     def _recorded_result(self, argument: int, like: torch.Tensor) -> torch.Tensor | None:
         """What the launch with this number wrote to this argument in the recorded call; None where it did not."""
@@ -146,29 +151,24 @@ class Observation:
         fits = found is not None and found.shape == like.shape and found.dtype is like.dtype
         return found if fits else None
 
-    def _unchanged_inputs(self) -> list[torch.Tensor]:
-        return [x for x, content in zip(self._inputs, self._contents, strict=True) if _content_of(x) == content]
 
-
-def _is_input(argument: torch.Tensor, contents: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
+def _is_input(argument: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
     """Whether an argument lies in the memory of one of the inputs or holds the values of one of them."""
-    if any(_share_memory(argument, x) for x in inputs):
+    storages = {x.untyped_storage().data_ptr() for x in inputs}
+    if argument.untyped_storage().data_ptr() in storages:
         return True
-    return any(x.numel() == contents.numel() and same_values(x, contents) for x in inputs)
+    return any(x.numel() == argument.numel() and same_values(x, argument) for x in inputs)
 
 
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
-def _memory_of(x: torch.Tensor) -> torch.Tensor:
-    """All elements of the memory that `x` lies in, also those that `x` leaves out; 1-D, of `x`'s dtype."""
-    return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+def _memory_before(x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+    """The memory that `x` lies in, to keep: that of a copy of `x`, unless `x` leaves some of it out."""
+    leaves_out = x.untyped_storage().nbytes() > copy.untyped_storage().nbytes()
+    return memory_of(x, x.dtype).clone() if leaves_out else memory_of(copy, x.dtype)
 
 
 def _content_of(x: torch.Tensor) -> int:
     """A sum over the memory that `x` lies in, which changes when something else is written there."""
-    memory = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+    memory = memory_of(x, torch.uint8)
     whole = memory.numel() // 8 * 8
     return int(memory[:whole].view(torch.int64).sum()) + int(memory[whole:].sum(dtype=torch.int64))
 
@@ -211,6 +211,13 @@ def _noisy(values: torch.Tensor) -> torch.Tensor:
     largest = float(finite.abs().max()) if finite.numel() else 1.0
     limit = torch.finfo(values.dtype).max
     return (wide + (largest or 1.0) * (0.5 + torch.rand_like(wide))).clamp(-limit, limit).to(values.dtype)
+
+
+def _copied(written: torch.Tensor, sources: Sequence[_Source]) -> torch.Tensor | None:
+    """What copying from a source gives that comes nearest to `written`; None where nothing could be copied."""
+    if any(occurs(written, memory) for _, memory in sources):
+        return written.clone()
+    return nearest_copy(written, [argument for argument, _ in sources])
 
 
 def nearest_copy(written: torch.Tensor, candidates: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -19,11 +19,12 @@ ALLOWED_MODULES = _words(
 STANDARD_LIBRARY = ALLOWED_MODULES - {"torch", "__future__"}
 """Of those, the modules of which only public names may be used."""
 
-ALSO_NAMES_OF: dict[str, frozenset[str]] = {
-    **{module: frozenset({module, "abc"}) for module in STANDARD_LIBRARY},
-    "torch": _words("abc copy random types"),
+MODULES_ELSEWHERE: dict[str, frozenset[str]] = {
+    **{module: ALLOWED_MODULES - {module, "abc"} for module in STANDARD_LIBRARY},
+    "torch": ALLOWED_MODULES - _words("abc copy random types"),
 }
-"""What a module has that is called as another module is, but is something of its own: `time.time`."""
+"""For each module, what is another module where it is found in it. Left out is what is something of its own there, as
+`time.time` is."""
 
 STREAM_HANDLES = frozenset({"cuda.bindings.driver.CUstream", "cuda.bindings.runtime.cudaStream_t"})
 """All that may be used of the CUDA bindings: the types in which a stream is handed to a DSL."""

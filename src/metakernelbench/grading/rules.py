@@ -162,10 +162,7 @@ class _Checker:
             return "forbidden-attribute", f"`{dotted}` is one of torch's internals"
         if parts[0] in policy.STANDARD_LIBRARY and any(part.startswith("_") and not _is_dunder(part) for part in parts):
             return "forbidden-attribute", f"`{dotted}` is one of the standard library's internals"
-        if any(
-            part in policy.ALLOWED_MODULES - policy.ALSO_NAMES_OF.get(parts[0], policy.ALLOWED_MODULES)
-            for part in parts[1:]
-        ):
+        if policy.MODULES_ELSEWHERE.get(parts[0], frozenset()).intersection(parts[1:]):
             return "forbidden-attribute", f"a module by way of `{dotted}`"
         if not dotted.startswith("cuda.bindings.") or len(parts) <= 3:
             return None

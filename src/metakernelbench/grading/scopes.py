@@ -17,25 +17,23 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def own_names(tree: ast.Module) -> set[int]:
-    """The `id` of every `ast.Name` that cannot be a built-in's."""
+def own_names(tree: ast.Module, local: set[int]) -> set[int]:
+    """The `id` of every `ast.Name` that cannot be a built-in's; `local` is what `local_names` found."""
     taken_away = set(_taken_away(tree))
     lines = {name: line for name, line in _defined_by(tree) if name not in taken_away}
-    return {id(node) for node, local in _scoped(tree) if local or lines.get(node.id, node.lineno) < node.lineno}
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return local | {id(node) for node in names if lines.get(node.id, node.lineno) < node.lineno}
 
 
 def local_names(tree: ast.Module) -> set[int]:
-    """The `id` of every `ast.Name` that a function around it, or a comprehension, binds."""
-    return {id(node) for node, local in _scoped(tree) if local}
-
-
-def _scoped(tree: ast.Module) -> Iterator[tuple[ast.Name, bool]]:
-    """Every name, and whether it is local to a function. Nothing recurses: trees may be as deep as one likes."""
+    """The `id` of every `ast.Name` that a function around it, or a comprehension, binds. Nothing recurses: trees may be
+    as deep as one likes."""
+    found: set[int] = set()
     waiting: list[tuple[ast.AST, frozenset[str], frozenset[str]]] = [(tree, frozenset(), frozenset())]
     while waiting:
         node, local, hidden = waiting.pop()  # hidden: what the class around binds itself
-        if isinstance(node, ast.Name):
-            yield node, node.id in local - hidden
+        if isinstance(node, ast.Name) and node.id in local and node.id not in hidden:
+            found.add(id(node))
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
             body: list[ast.AST] = list(node.body) if isinstance(node.body, list) else [node.body]
@@ -54,6 +52,7 @@ def _scoped(tree: ast.Module) -> Iterator[tuple[ast.Name, bool]]:
             waiting += [(child, inside, hidden) for child in others]
             continue
         waiting += [(child, local, hidden) for child in children]
+    return found
 
 
 def _taken_away(tree: ast.Module) -> Iterator[str]:
